@@ -54,11 +54,11 @@ class StoreUnfitError(StoreError):
 
 
 class NotStartedError(CaptureError):
-    """What a node needs did not come in time."""
+    """The server or the store was not available in time."""
 
 
 class NotDrainedError(CaptureError):
-    """Not all that was read could be stored before the stop's deadline; it was handed back."""
+    """Messages that were read could not be stored before the stop's deadline; they were handed back."""
 
 
 class StoreFullError(StoreError):
@@ -74,15 +74,15 @@ class SpillError(CaptureError):
 
 
 class NotAloneError(CaptureError):
-    """Somebody else reads a consumer whose acknowledgements count for all messages before them."""
+    """Another client reads a consumer whose acknowledgements count for all messages before them."""
 
 
 class AlreadyStoredError(CaptureError):
-    """An object of this name exists; it was not touched."""
+    """An object with this path exists; it was not changed."""
 
 
 class NotStoredError(CaptureError):
-    """There is no such object in the store."""
+    """The store has no such object."""
 
 
 class FencedError(CaptureError):
@@ -98,15 +98,15 @@ class FormatError(CaptureError):
 
 
 class CipherError(CaptureError):
-    """An encrypted object can't be opened with the keys that are given."""
+    """An encrypted object can't be opened with the given keys."""
 
 
 class KeyMissingError(CipherError):
-    """The key that an object is encrypted with was not given: nothing can be said of what is in it."""
+    """The key that an object is encrypted with was not given, so its content can't be checked."""
 
 
 class SignatureError(CaptureError):
-    """A document of the archive is not signed as it must be."""
+    """A document of the archive is not signed as required."""
 
 
 class PurgeRefusedError(CaptureError):
@@ -114,11 +114,11 @@ class PurgeRefusedError(CaptureError):
 
 
 class RestoreRefusedError(CaptureError):
-    """The stream can't be restored as asked; nothing was written."""
+    """The stream can't be restored as requested; nothing was written."""
 
 
 class RestoreError(CaptureError):
-    """The restore failed; what had been written of it was removed."""
+    """The restore failed; everything that it had written was removed."""
 
 
 class QueryError(CaptureError):
@@ -130,11 +130,11 @@ class SparkError(CaptureError):
 
 
 class CompactionError(CaptureError):
-    """What a compaction wrote does not add up with what it read; nothing was committed."""
+    """The output of a compaction does not match its input; nothing was committed."""
 
 
 class NotSweptError(CaptureError):
-    """The archive has no manifest of this version yet: the sweep's leader makes one."""
+    """The archive has no manifest of this version yet: the sweep's leader writes one."""
 
 
 class DataLossError(CaptureError):

@@ -20,70 +20,69 @@ class Commands(LateGroup):
     places: ClassVar = {
         "run": Place(
             "capture.cli.node:run",
-            "Capture a stream, or several, until stopped; sweep, and compact, while this node is elected to it.",
+            "Capture one or more streams until stopped; sweep and compact while this node is elected.",
         ),
         "status": Place(
             "capture.cli.status:status",
-            "Show what the nodes publish of an archive: who leads, what is stored, what lacks.",
+            "Show archive status: leaders, stored and missing messages.",
         ),
         "serve": Place(
             "capture.cli.serve:serve",
-            "Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez.",
+            "Serve archive status until stopped: a page for browsers, /metrics, /readyz and /livez.",
         ),
         "sweep": Place(
             "capture.cli.archive:sweep", "Adopt stored blocks into the manifest once, as the elected leader."
         ),
-        "compact": Place("capture.cli.archive:compact", "Compact what is due on Spark once, as the elected leader."),
+        "compact": Place("capture.cli.archive:compact", "Compact due groups on Spark once, as the elected leader."),
         "verify": Place("capture.cli.verify:verify", "Compare archive and stream, sequence by sequence."),
         "purge": Place(
             "capture.cli.verify:purge",
-            "Delete from the stream what the archive provably holds: each object is read again first.",
+            "Delete from the stream only messages that are proven to be archived; reads each object again first.",
         ),
         "restore": Place(
             "capture.cli.restore:restore",
-            "Make a stream out of its archive, exactly as it was; an existing stream is never touched.",
+            "Restore a stream from its archive, exactly as it was; never changes an existing stream.",
         ),
         "head": Place(
             "capture.cli.head:head",
-            "Print the archive's heads, a line of JSON each, to be kept elsewhere: capture verify --noted "
-            "compares them.",
+            "Print the archive's heads as JSON lines, to store elsewhere: capture verify --noted compares them.",
         ),
         "ls": Place(
-            "capture.cli.archive:ls", "List what the archive holds, from the newest manifest and table in the store."
+            "capture.cli.archive:ls",
+            "List the archive's blocks and table files, from the newest manifest and table in the store.",
         ),
         "cat": Place(
             "capture.cli.cat:cat",
-            "Print every message of a stream once, in order: from its archive; with --live or --follow the "
-            "stream's, too.",
+            "Print every message of a stream once, in order: from its archive and, with --live or --follow, from the "
+            "stream.",
         ),
         "sql": Place(
             "capture.cli.sql:sql",
-            "Ask about the archive, blocks and table as one: the view `messages`, one row a message.",
+            "Query the archive with SQL: blocks and table as one view, `messages`, with one row for each message.",
         ),
         "demo": Place(
             "capture.cli.demo.run:demo",
-            "Run the main job on real flights: a TLS cluster, two nodes, a killed leader, Spark, and the proof.",
+            "Run the end-to-end demo on real flights: a TLS cluster, two nodes, a killed leader, Spark, verification.",
         ),
         "doctor": Place(
             "capture.cli.doctor:doctor",
-            "Say which Java and which Spark are used here, and why; with a configuration, try its store and its "
-            "streams too.",
+            "Show which Java and Spark are used, and why; with a configuration, test its store and its streams too.",
         ),
         "permissions": Place(
             "capture.cli.config:permissions",
-            "Print what a role needs to be permitted in NATS, for the server's configuration.",
+            "Print the NATS permissions that a role needs, for the server's configuration.",
         ),
         "import": Place(
             "capture.cli.backup:import_",
-            "Make an archive of a backup of the nats tool, from a server of version 2.15 or later.",
+            "Make an archive from a backup of the nats tool, made on a server of version 2.15 or later.",
         ),
         "export": Place(
             "capture.cli.backup:export",
-            "Write an archive's stream as a backup that `nats stream restore` takes, on servers from 2.15 on.",
+            "Write an archive's stream as a backup for `nats stream restore`, on a server of version 2.15 or later.",
         ),
-        "config": Place("capture.cli.config:app", "The configuration."),
-        "catalog": Place("capture.cli.catalog:app", "The table as an Iceberg REST catalog, to read."),
-        "keys": Place("capture.cli.keys:app", "Keys to encrypt and to sign with."),
+        "config": Place("capture.cli.config:app", "Show and check the configuration."),
+        "catalog": Place("capture.cli.catalog:app", "Serve the table as a read-only Iceberg REST catalog."),
+        "keys": Place("capture.cli.keys:app", "Create and show keys for encryption and signatures."),
     }
 
 
@@ -102,9 +101,9 @@ def make_app() -> typer.Typer:
 
 def options(
     log_level: Annotated[
-        LogLevel | None, typer.Option(case_sensitive=False, help="What is logged: this and worse; warning by default.")
+        LogLevel | None, typer.Option(case_sensitive=False, help="Minimum level to log; default: warning.")
     ] = None,
-    log_format: Annotated[LogFormat | None, typer.Option(help="How it is logged; text by default.")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="Format of the log; default: text.")] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=version_of("capture"), is_eager=True)
     ] = False,

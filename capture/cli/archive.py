@@ -30,8 +30,8 @@ from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import say
 from natty.elections import default_node_name
 
-Offline = Annotated[bool, typer.Option("--offline", help="Without NATS: what the store holds last.")]
-Wait = Annotated[float, typer.Option(help="Seconds to wait for the leadership: more than its lease.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Use the newest documents in the store, without NATS.")]
+Wait = Annotated[float, typer.Option(help="Time to wait for the leadership, longer than its lease; seconds.")]
 Work = Callable[[Term], Awaitable[Any]]
 
 
@@ -43,10 +43,12 @@ def sweep(
     stream: settings.Stream = None,
     store: settings.Store = None,
     wait: Wait = 10.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, table files too.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be removed, table files too.")
+    ] = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Adopt stored blocks into the manifest once, as the elected leader. Running nodes do it by themselves."""
+    """Adopt stored blocks into the manifest once, as the elected leader. Running nodes do this automatically."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, nats)
     if dry_run:
         show_going(run_async(going(wanted)), as_json)
@@ -66,12 +68,12 @@ def compact(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
-    all_blocks: Annotated[bool, typer.Option("--all", help="Compact every block, due or not.")] = False,
+    all_blocks: Annotated[bool, typer.Option("--all", help="Compact all blocks, due or not.")] = False,
     wait: Wait = 30.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be merged.")] = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Compact what is due on Spark once, as the elected leader. Running nodes do it by themselves."""
+    """Compact due groups on Spark once, as the elected leader. Running nodes do this automatically."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, nats)
     if all_blocks:
         wanted = msgspec.structs.replace(
@@ -157,8 +159,8 @@ async def _run_elected(
         await asyncio.gather(running, return_exceptions=True)
         leader = await natty.get_leader(name)
         raise CaptureError(
-            f"{leader or 'another node'} leads {name} and does this by itself;"
-            f" nothing was done within {wait:g} s. Stop the nodes first to do it by hand, or use --wait"
+            f"{leader or 'another node'} leads {name} and does this automatically;"
+            f" this command was not elected within {wait:g} s. Stop the nodes first, or give a longer --wait"
         )
     return await running
 
@@ -171,7 +173,7 @@ def ls(
     encrypted_only: settings.EncryptedOnly = False,
     as_json: settings.Json = False,
 ) -> None:
-    """List what the archive holds, from the newest manifest and table in the store. Needs no server."""
+    """List the archive's blocks and table files, from the newest manifest and table in the store. Needs no server."""
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, {}, needs=("store",))
     picture = run_async(_read_archive(open_store(wanted.store), wanted))

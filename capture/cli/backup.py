@@ -19,26 +19,26 @@ from natty.cli.terminal import say
 
 
 def import_(
-    backup: Annotated[Path, typer.Argument(metavar="BACKUP_DIR", help="What `nats stream backup` wrote.")],
-    archive: Annotated[str | None, typer.Argument(metavar="ARCHIVE", help="A folder or URL; else --store.")] = None,
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP_DIR", help="Folder that `nats stream backup` wrote.")],
+    archive: Annotated[str | None, typer.Argument(metavar="ARCHIVE", help="Folder or URL; default: --store.")] = None,
     config: settings.Config = None,
     store: settings.Store = None,
     as_json: settings.Json = False,
 ) -> None:
-    """Make an archive of a backup of the nats tool, from a server of version 2.15 or later. Needs no server."""
+    """Make an archive from a backup of the nats tool, made on a server of version 2.15 or later. Needs no server."""
     wanted = settings.archive(config, {"store": archive or store}, {}, needs=("store",))
     moved = run_async(import_backup(backup, wanted, open_store(wanted.store)))
     _show(moved, f"imported into {wanted.store}", as_json)
 
 
 def export(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="A folder or URL.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URL.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the backup.")],
     config: settings.Config = None,
     stream: settings.Stream = None,
     as_json: settings.Json = False,
 ) -> None:
-    """Write an archive's stream as a backup that `nats stream restore` takes, on servers from 2.15 on."""
+    """Write an archive's stream as a backup for `nats stream restore`, on a server of version 2.15 or later."""
     wanted = settings.archive(config, {"stream": stream, "store": archive}, {}, needs=("store",))
     place = open_store(wanted.store)
 
@@ -59,4 +59,4 @@ def _show(moved: Moved, what: str, as_json: bool) -> None:
         f" consumers {what} in {moved.seconds:.1f} s"
     )
     for sentence in moved.not_kept:
-        print(f"not kept: {sentence}")
+        print(f"not converted: {sentence}")

@@ -66,11 +66,14 @@ def moment(text: str) -> str:
         return show_time(parse_time(text))
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text!r} is neither a time with its zone, 2026-11-21T06:00:00Z, nor a duration, 1h30m"
+            f"{text!r} is neither a time with its zone (2026-11-21T06:00:00Z) nor a duration (1h30m)"
         ) from None
 
 
-Moment = Annotated[str | None, typer.Option(parser=moment, metavar="TIME", help="A time, or how long ago: 1h30m, 7d.")]
+Moment = Annotated[
+    str | None,
+    typer.Option(parser=moment, metavar="TIME", help="Time with its zone, or duration before now: 1h30m, 7d."),
+]
 
 
 @connect.options
@@ -78,34 +81,40 @@ def cat(
     *,
     nats: dict[str, Any],
     archive: Annotated[
-        str | None, typer.Argument(help="The archive: a folder or URL; else --store, or what the configuration says.")
+        str | None, typer.Argument(help="Folder or URL of the archive; default: --store, or the configuration's store.")
     ] = None,
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
-    subject: Annotated[list[str] | None, typer.Option(help="Only these; wildcards * and > are allowed.")] = None,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="Only this subject; may contain the wildcards * and >. Repeatable.")
+    ] = None,
     since: Moment = None,
     until: Moment = None,
-    from_: Annotated[int, typer.Option("--from", min=1, help="The first sequence.")] = ReadOptions.start_sequence,
-    to: Annotated[int | None, typer.Option("--to", min=1, help="The last one.")] = None,
-    live: Annotated[bool, typer.Option("--live", help="Go on with what the stream holds.")] = False,
+    from_: Annotated[int, typer.Option("--from", min=1, help="First sequence.")] = ReadOptions.start_sequence,
+    to: Annotated[int | None, typer.Option("--to", min=1, help="Last sequence.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Continue with the messages in the stream.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="And with what is published, until interrupted.")
+        bool,
+        typer.Option("--follow", "-f", help="Continue with new messages as they are published, until interrupted."),
     ] = False,
     skip_gaps: Annotated[
-        bool, typer.Option("--skip-gaps", help="Go on behind what was purged before it was captured.")
+        bool, typer.Option("--skip-gaps", help="Continue after messages that were removed before they were captured.")
     ] = False,
     public_key: settings.PublicKey = None,
     encrypted_only: settings.EncryptedOnly = False,
     form: Annotated[
-        Form, typer.Option("--format", help="A line of JSON each, a line of payload, or bare payloads.")
+        Form, typer.Option("--format", help="Output: a JSON line or a payload line per message, or raw payloads.")
     ] = Form.JSON,
 ) -> None:
-    """Print every message of a stream once, in order: from its archive; with --live or --follow the stream's, too."""
+    """Print every message of a stream once, in order: from its archive and, with --live or --follow, from the stream.
+
+    Needs a server only with --live or --follow.
+    """
     if to is not None and to < from_:
-        raise typer.BadParameter(f"--from {from_} comes after --to {to}: nothing is between them")
+        raise typer.BadParameter(f"--from {from_} is after --to {to}: no message is in this range")
     if since and until and parse_time(until) <= parse_time(since):
-        raise typer.BadParameter(f"--since {since} is not before --until {until}: nothing is between them")
+        raise typer.BadParameter(f"--since {since} is not before --until {until}: no message is in this range")
     flags = {"stream": stream, "store": archive or store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, nats, needs=("store",))
     options = ReadSettings(

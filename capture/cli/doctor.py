@@ -42,9 +42,9 @@ def doctor(
     store: settings.Store = None,
     as_json: settings.Json = False,
 ) -> None:
-    """Say which Java and which Spark are used here, and why; with a configuration, try its store and its streams too.
+    """Show which Java and Spark are used, and why; with a configuration, test its store and its streams too.
 
-    Exit status 1 if something is wrong.
+    Exits with 1 if anything is wrong.
     """
     wanted = settings.archive(config, {"store": store}, nats, needs=())
     facts = {"python of the workers": wanted.spark.properties.get("spark.pyspark.python", sys.executable)}
@@ -89,7 +89,7 @@ def _master(config: CaptureConfig) -> Finding:
         check_master(master)
     except SparkError as error:
         return Finding("master", Status.FAIL, str(error))
-    return Finding("master", Status.OK, f"{master}, says {origin}" if origin else master)
+    return Finding("master", Status.OK, f"{master}, from {origin}" if origin else master)
 
 
 def _class_data(config: CaptureConfig) -> list[Finding]:
@@ -116,14 +116,14 @@ async def _store(url: str) -> Finding:
         try:
             await store.put(path, b"")
         except AlreadyStoredError:
-            told = "it can be written, and keeps what is to be created only if absent"
+            text = "it can be written, and does not replace an object that must be created only if absent"
             begun = "" if await holds_archive(store) else "; it holds no archive yet"
-            return Finding("store", Status.OK, told + begun)
+            return Finding("store", Status.OK, text + begun)
         finally:
             await store.delete(path)
     except CaptureError as error:
         return Finding("store", Status.FAIL, str(error))
-    return Finding("store", Status.FAIL, "it replaced an object that was to be created only if absent")
+    return Finding("store", Status.FAIL, "it replaced an object that must be created only if absent")
 
 
 async def _streams(config: CaptureConfig) -> list[Finding]:

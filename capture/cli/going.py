@@ -45,7 +45,7 @@ def _describe_deleted(seen: Preview) -> list[dict[str, Any]]:
 def _why(path: str, was_let_go: bool) -> str:
     if document_parts(Manifest, path):
         return "an old manifest"
-    return "let go before" if was_let_go else "a leftover of a writer that died"
+    return "removed from the manifest before" if was_let_go else "a leftover of a writer that died"
 
 
 def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -63,4 +63,4 @@ def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
     removed = [one for one in found if "messages" in one]
     size, messages = sum(one["bytes"] for one in removed), sum(one["messages"] for one in removed)
     console.print(f"retention would remove {len(removed)} objects with {messages:,} messages, {size:,} bytes")
-    console.print(f"{len(found) - len(removed)} objects that nothing needs any more would be deleted")
+    console.print(f"{len(found) - len(removed)} objects that are no longer needed would be deleted")

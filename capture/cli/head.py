@@ -30,7 +30,7 @@ def head(
     store: settings.Store = None,
     offline: Offline = False,
 ) -> None:
-    """Print the archive's heads, a line of JSON each, to be kept elsewhere: capture verify --noted compares them."""
+    """Print the archive's heads as JSON lines, to store elsewhere: capture verify --noted compares them."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, nats, needs=("store",) if offline else NEEDED)
 
     async def read() -> list[Head | None]:
@@ -45,6 +45,6 @@ def head(
     found = [one for one in run_async(read()) if one is not None]
     if not found:
         run_async(require_archive(open_store(wanted.store)))  # raises if the store is mistyped
-        raise CaptureError(f"the archive {wanted.name} has no head yet: the first sweep makes one")
+        raise CaptureError(f"archive {wanted.name} has no head yet: the first sweep writes one")
     for one in found:
         print(json.dumps(msgspec.to_builtins(one)))

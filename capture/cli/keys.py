@@ -15,17 +15,20 @@ from capture.archive.signing import SIGNING_VARIABLE, SigningKeys
 from capture.cli import settings
 from capture.errors import ConfigError
 
-app = typer.Typer(help="Keys to encrypt and to sign with.", no_args_is_help=True)
+app = typer.Typer(help="Create and show keys for encryption and signatures.", no_args_is_help=True)
 
 
 @app.command()
-def new(name: Annotated[str, typer.Argument(help="The key's name: no colon, no space.")]) -> None:
-    """Print a new secret key as NAME:BASE64, a line of a key file. It is kept nowhere else."""
+def new(name: Annotated[str, typer.Argument(help="Name of the key, without colon, '#' or space.")]) -> None:
+    """Print a new secret key as NAME:BASE64, a line of a key file. Does not store it."""
     if not name or any(sign.isspace() or sign in ":#" for sign in name):
-        raise ConfigError(f"{name!r} can't name a key: no colon, no '#', no space")
+        raise ConfigError(
+            f"{name!r} can't be the name of a key: it must not be empty, or contain a colon, '#' or a space"
+        )
     if sys.stdout.isatty() is False and (exposed := _exposed_output()):
         print(
-            f"capture: the file that the key goes to can be read by others (mode {exposed}): chmod 600", file=sys.stderr
+            f"capture: other users can read the file that the key is written to (mode {exposed}): chmod 600",
+            file=sys.stderr,
         )
     print(f"{name}:{b64encode(os.urandom(KEY_BYTES)).decode()}")
 
@@ -42,10 +45,10 @@ def _exposed_output() -> str:
 
 @app.command()
 def public(config: settings.Config = None) -> None:
-    """Print the public keys of those that manifests are signed with, as NAME:BASE64: a file for capture verify."""
+    """Print the public keys of the keys that sign manifests, as NAME:BASE64: a file for capture verify --public-key."""
     wanted = settings.archive(config, {}, {}, needs=())
     keys = SigningKeys.load(wanted.signing_key_file)
     if keys is None:
-        raise ConfigError(f"there is no key to sign with: name a signing_key_file, or set {SIGNING_VARIABLE}")
+        raise ConfigError(f"there is no signing key: set signing_key_file or {SIGNING_VARIABLE}")
     for name, key in keys.public.lines().items():
         print(f"{name}:{key}")

@@ -43,33 +43,35 @@ def run(
     stream: settings.Stream = None,
     store: settings.Store = None,
     durable: Annotated[
-        str | None, typer.Option(help="The durable consumer; nodes that share it share the work.")
+        str | None, typer.Option(help="Durable consumer; nodes with the same one share the work.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="A static group of the stream, whose partitions the nodes share.")
+        str | None, typer.Option(help="Static group of the stream; the nodes share its partitions.")
     ] = None,
-    member: Annotated[str | None, typer.Option(help="Read the partitions of this member of the group alone.")] = None,
-    node_name: Annotated[str | None, typer.Option(help="This node's name; host and process by default.")] = None,
-    decoder: Annotated[str | None, typer.Option(help="raw, json, message or module:function.")] = None,
+    member: Annotated[str | None, typer.Option(help="Member of the group; reads only its partitions.")] = None,
+    node_name: Annotated[str | None, typer.Option(help="Name of this node; default: host and process.")] = None,
+    decoder: Annotated[str | None, typer.Option(help="Decoder: raw, json, message or module:function.")] = None,
     partition: Annotated[
-        str | None, typer.Option(help="time, subject:N, field:NAME, decoder or module:function.")
+        str | None, typer.Option(help="Partitioning: time, subject:N, field:NAME, decoder or module:function.")
     ] = None,
-    block_format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = None,
-    compression: Annotated[str | None, typer.Option(help="none, gzip, snappy or zstd.")] = None,
-    max_age: Annotated[float | None, typer.Option(help="Seconds after which a block is sealed.")] = None,
-    max_messages: Annotated[int | None, typer.Option(help="Messages after which a block is sealed.")] = None,
-    metrics: Annotated[str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT.")] = None,
-    metrics_cert: Annotated[Path | None, typer.Option(help="The certificate chain of --metrics, PEM.")] = None,
-    metrics_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    block_format: Annotated[
+        str | None, typer.Option("--format", help=f"Format of blocks: {', '.join(FORMATS)}.")
+    ] = None,
+    compression: Annotated[str | None, typer.Option(help="Compression: none, gzip, snappy or zstd.")] = None,
+    max_age: Annotated[float | None, typer.Option(help="Maximum age of an open block, seconds.")] = None,
+    max_messages: Annotated[int | None, typer.Option(help="Maximum size of a block, messages.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Address for /metrics, /livez and /readyz, HOST:PORT.")] = None,
+    metrics_cert: Annotated[Path | None, typer.Option(help="Certificate chain for --metrics, PEM file.")] = None,
+    metrics_key: Annotated[Path | None, typer.Option(help="Private key of --metrics-cert, PEM file.")] = None,
     metrics_token_file: Annotated[
-        Path | None, typer.Option(help="A file with a token a line: only who shows one gets /metrics.")
+        Path | None, typer.Option(help="File with one token per line; requests for /metrics must present one of them.")
     ] = None,
     metrics_allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Another name by which --metrics is asked, where no token protects it."),
+        typer.Option(metavar="NAME", help="Allowed host name in requests to --metrics without tokens. Repeatable."),
     ] = None,
 ) -> None:
-    """Capture a stream, or several, until stopped; sweep, and compact, while this node is elected to it."""
+    """Capture one or more streams until stopped; sweep and compact while this node is elected."""
     flags = {
         "stream": stream,
         "store": store,
@@ -105,7 +107,7 @@ def run(
             hosts=metrics_allow_host or (),
         )
     elif metrics_cert or metrics_key or metrics_token_file or metrics_allow_host:
-        raise ConfigError("--metrics-cert, -key, -token-file and -allow-host say how --metrics is served: give it, too")
+        raise ConfigError("--metrics-cert, -key, -token-file and -allow-host need --metrics")
     node: Node | Several
     if len(wanted) > 1:
         node = Several(wanted, load=load, on_reload=on_reload)

@@ -68,4 +68,4 @@ def show_planned(found: dict[str, Any], as_json: bool) -> None:
     console = PlainConsole()
     files = sum(one["files"] for one in found["groups"])
     console.print(f"{len(found['groups'])} groups of {files:,} files are due")
-    console.print(f"{found['waiting_files']:,} blocks, {found['waiting_bytes']:,} bytes are not")
+    console.print(f"{found['waiting_files']:,} blocks with {found['waiting_bytes']:,} bytes are not due")

@@ -51,7 +51,7 @@ def _time(text: str) -> int:
         return parse_time(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a time with its zone and at most nine digits of a second; write 2026-11-21T06:00:00Z"
+            f"{text!r} is not a time with its zone and at most nine decimals of a second; write 2026-11-21T06:00:00Z"
         ) from None
 
 
@@ -69,7 +69,7 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = -1.0
     if not 0 <= speed < 1e9 or (speed == 0 and text != "max"):
-        raise typer.BadParameter(f"{text!r} is no pace; write original, max, or how many times as fast: 10")
+        raise typer.BadParameter(f"{text!r} is not a pace; write original, max, or a factor to the original speed: 10")
     return speed
 
 
@@ -77,61 +77,71 @@ def _speed(text: str) -> float:
 def restore(
     *,
     nats: dict[str, Any],
-    archive: Annotated[str | None, typer.Argument(metavar="ARCHIVE", help="A folder or URL; else --store.")] = None,
+    archive: Annotated[str | None, typer.Argument(metavar="ARCHIVE", help="Folder or URL; default: --store.")] = None,
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
     at: Annotated[
-        int | None, typer.Option(parser=_time, metavar="TIME", help="As it was then: 2026-11-21T06:00:00Z.")
+        int | None, typer.Option(parser=_time, metavar="TIME", help="State at this time: 2026-11-21T06:00:00Z.")
     ] = None,
-    to_sequence: Annotated[int | None, typer.Option(min=1, metavar="N", help="Up to this sequence.")] = None,
+    to_sequence: Annotated[int | None, typer.Option(min=1, metavar="N", help="Last sequence.")] = None,
     start: Annotated[
-        Any, typer.Option("--from", parser=_start, metavar="N|TIME", help="From this sequence or time on.")
+        Any,
+        typer.Option("--from", parser=_start, metavar="N|TIME", help="First sequence, or time of the first message."),
     ] = None,
     subject: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILTER", help="Only these subjects; the others become gaps. Repeatable."),
+        typer.Option(metavar="FILTER", help="Only these subjects; other messages become gaps. Repeatable."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All that the archive holds: what was deleted or had expired, too.")
+        bool, typer.Option("--all", help="All archived messages, also those that were deleted or had expired.")
     ] = False,
-    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Under another name.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Another name for the restored stream.")
+    ] = None,
     consumers: Annotated[
-        bool, typer.Option("--consumers/--no-consumers", help="Durable consumers too, at their positions.")
+        bool, typer.Option("--consumers/--no-consumers", help="Restore durable consumers too, at their positions.")
     ] = True,
-    replicas: Annotated[int | None, typer.Option(min=1, max=5, metavar="N", help="Else as many as it had.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, max=5, metavar="N", help="Number of replicas; default: as recorded.")
+    ] = None,
     detached: Annotated[
-        bool, typer.Option("--detached", help="A copy to look at: it takes no messages and has no consumers.")
+        bool,
+        typer.Option(
+            "--detached", help="Restore a copy for inspection, which accepts no messages and has no consumers."
+        ),
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Delete what an interrupted restore left, and begin anew.")
+        bool, typer.Option("--again", help="Delete the leftovers of an interrupted restore, and start again.")
     ] = False,
     replay_to: Annotated[
-        str | None, typer.Option("--replay", metavar="PREFIX", help="Publish the messages again, below this subject.")
+        str | None, typer.Option("--replay", metavar="PREFIX", help="Publish the messages again below this subject.")
     ] = None,
     pace: Annotated[
         float | None,
-        typer.Option(parser=_speed, metavar="PACE", help="Of a replay: original, max, or N times as fast."),
+        typer.Option(
+            parser=_speed, metavar="PACE", help="Speed of a replay: original, max, or a factor to the original speed."
+        ),
     ] = None,
     public_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Manifests must be signed by a key of this file, lines of NAME:BASE64."),
+        typer.Option(metavar="FILE", help="Public keys, lines of NAME:BASE64; one must have signed the manifest."),
     ] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Believe the store, without asking NATS what was committed last.")
+        bool, typer.Option("--offline", help="Trust the newest documents in the store; do not check them with NATS.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be restored, and what not.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be restored, and what not.")] = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Make a stream out of its archive, exactly as it was; an existing stream is never touched."""
+    """Restore a stream from its archive, exactly as it was; never changes an existing stream."""
     if replay_to is None and pace is not None:
-        raise typer.BadParameter("--pace is of a --replay")
+        raise typer.BadParameter("--pace needs --replay")
     if to_sequence is not None and (start or {}).get("start", 0) > to_sequence:
         raise typer.BadParameter(
-            f"--from {start['start']} comes after --to-sequence {to_sequence}: nothing is between them"
+            f"--from {start['start']} is after --to-sequence {to_sequence}: no message is in this range"
         )
     if at is not None and (start or {}).get("start_ns", at) > at:
-        raise typer.BadParameter("--from is after --at: nothing is between them")
+        raise typer.BadParameter("--from is after --at: no message is in this range")
     flags = {"stream": stream, "store": archive or store, "public_key_file": public_key and str(public_key)}
     wanted = _Wanted(
         config=settings.archive(config, flags, nats, needs=("store",)),
@@ -206,23 +216,21 @@ def _describe(plan: Plan, wanted: _Wanted) -> str:
         lines.append(f"consumers: {names}")
         lines.append(_way(plan))
     if not wanted.prefix or not wanted.pace.speed:
-        lines.append(
-            f"estimated time: {max(1, round(plan.seconds)):,} s if machines are idle and the store is near, else longer"
-        )
-    return "\n".join([*lines, *(f"not kept: {one}" for one in plan.not_kept)])
+        lines.append(f"estimated time: at least {max(1, round(plan.seconds)):,} s, with idle machines and a near store")
+    return "\n".join([*lines, *(f"not restored: {one}" for one in plan.not_kept)])
 
 
 def _way(plan: Plan) -> str:
     if plan.exact:
-        return "sequences, times and headers are kept exactly"
-    return "sequences are kept; the server is older than 2.15, so times and some headers are not"
+        return "sequences, times and headers are restored exactly"
+    return "sequences are restored; times and some headers are not, since the server is older than 2.15"
 
 
 def _summary(done: Restored) -> str:
     rate = done.messages / done.seconds if done.seconds else 0.0
     first = f"{done.messages:,} messages restored in {done.seconds:.1f} s, {rate:,.0f} messages/s"
     news = [one for one in done.not_kept if one not in done.plan.not_kept]
-    return "\n".join([first, *(f"not kept: {one}" for one in news)])
+    return "\n".join([first, *(f"not restored: {one}" for one in news)])
 
 
 def _as_dict(plan: Plan, done: Restored | None) -> dict[str, object]:

@@ -25,22 +25,22 @@ def serve(
     nats: dict[str, Any],
     config: settings.Config = None,
     stream: settings.Stream = None,
-    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is a free one.")] = 8180,
-    cert: Annotated[Path | None, typer.Option(help="The server's certificate chain, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8180,
+    cert: Annotated[Path | None, typer.Option(help="Certificate chain of the server, PEM file.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of --cert, PEM file.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with a token a line: only who shows one is answered.")
+        Path | None, typer.Option(help="File with one token per line; requests must present one of them.")
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Another name by which it is asked, behind a proxy; where no token protects it."
-        ),
+        typer.Option(metavar="NAME", help="Allowed host name in requests, behind a proxy, without tokens. Repeatable."),
     ] = None,
-    plain_http: Annotated[bool, typer.Option("--plain-http", help="Without TLS, on a loopback address only.")] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Serve without TLS, on a loopback address only.")
+    ] = False,
 ) -> None:
-    """Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez."""
+    """Serve archive status until stopped: a page for browsers, /metrics, /readyz and /livez."""
     try:
         from capture.status.status_page import StatusPage
         from natty.metrics import http

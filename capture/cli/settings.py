@@ -13,12 +13,14 @@ from capture.config.settings import CaptureConfig
 from capture.config.streams import each, only
 from capture.errors import ConfigError
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
-Stream = Annotated[str | None, typer.Option(help="The stream [env CAPTURE_STREAM].")]
-Store = Annotated[str | None, typer.Option(help="The archive: a folder, or s3://, az:// or gs:// [env CAPTURE_STORE].")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="Configuration file, capture.toml.")
+]
+Stream = Annotated[str | None, typer.Option(help="Stream [env CAPTURE_STREAM].")]
+Store = Annotated[str | None, typer.Option(help="Archive: a folder, or s3://, az:// or gs:// [env CAPTURE_STORE].")]
 PublicKey = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Manifests must be signed by a key of this file, lines of NAME:BASE64."),
+    typer.Option(metavar="FILE", help="Public keys, lines of NAME:BASE64; one must have signed the manifest."),
 ]
 EncryptedOnly = Annotated[
     bool, typer.Option("--encrypted-only", help="Refuse an archive with objects that are not encrypted.")

@@ -23,7 +23,7 @@ from capture.stores import open_store
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 
-NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or ask Spark by --engine spark'
+NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or use Spark: --engine spark'
 
 
 class Engine(StrEnum):
@@ -34,19 +34,24 @@ class Engine(StrEnum):
 
 
 def sql(
-    query: Annotated[str, typer.Argument(help="SQL over the view `messages`.")],
+    query: Annotated[str, typer.Argument(help="SQL query of the view `messages`.")],
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
-    schema: Annotated[str | None, typer.Option(help="The payload's fields as columns: 'carrier STRING, …'.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="Fields of the payload to add as columns: 'carrier STRING, …'.")
+    ] = None,
     engine: Annotated[
-        Engine | None, typer.Option(help="Who answers: DuckDB, or Spark where only that is installed.")
+        Engine | None, typer.Option(help="Query engine; default: DuckDB, or Spark if only Spark is installed.")
     ] = None,
     public_key: settings.PublicKey = None,
     encrypted_only: settings.EncryptedOnly = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Ask about the archive, blocks and table as one: the view `messages`, one row a message. Needs no server."""
+    """Query the archive with SQL: blocks and table as one view, `messages`, with one row for each message.
+
+    Needs no server.
+    """
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, {}, needs=("store",))
     answer = run_async(_query(wanted, query, schema, engine or best_engine()))

@@ -38,10 +38,12 @@ def status(
     nats: dict[str, Any],
     config: settings.Config = None,
     stream: settings.Stream = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again as it changes, until stopped.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the status whenever it changes, until stopped.")
+    ] = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Show what the nodes publish of an archive: who leads, what is stored, what lacks. Exit status 3: it lacks."""
+    """Show archive status: leaders, stored and missing messages. Exits with 3 if anything is wrong."""
     wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
     if watch:
         run_async(_watch(wanted, as_json=as_json))
@@ -127,29 +129,31 @@ def page(status: Status) -> RenderableType:
 
 def _archive(status: Status, state: ArchiveState) -> Table:
     table = Table(show_header=False, box=None)
-    leads = f"{status.sweeper or 'nobody'}, since {_time(state.since)}, token {state.token}"
+    leads = f"{status.sweeper or 'none'}, since {_time(state.since)}, token {state.token}"
     if status.sweeper != state.leader:
-        leads = f"{status.sweeper or 'nobody'}; the last sweep was {state.leader}'s"
-    table.add_row("leads the sweep", leads)
-    table.add_row("leads the compaction", status.compactor or "nobody")
+        leads = f"{status.sweeper or 'none'}; {state.leader} led the last sweep"
+    table.add_row("leader of the sweep", leads)
+    table.add_row("leader of the compaction", status.compactor or "none")
     swept = f"{_age(status.view.ago)} ago, took {state.seconds:.1f} s, adopted {state.adopted:,} blocks"
     table.add_row("last sweep", swept)
     blocks = f"{state.blocks:,} blocks, {state.messages:,} messages, {_size(state.bytes)}"
-    table.add_row(f"manifest {state.manifest}", f"{blocks} wait for the compaction; {state.unadopted:,} not adopted")
+    table.add_row(
+        f"manifest {state.manifest}", f"{blocks} not compacted yet; {state.unadopted:,} blocks not adopted yet"
+    )
     compacted = ""
     if state.compacted is not None:
-        compacted = f"; compacted {_age(time.time() - state.compacted)} ago by {state.compactor or 'nobody'}"
+        compacted = f"; compacted {_age(time.time() - state.compacted)} ago by {state.compactor or 'no node'}"
     files = f"{state.files:,} files, {state.rows:,} messages, {_size(state.table_bytes)}"
     table.add_row(f"table {state.table}", files + compacted)
     for one in state.tables:
-        known = f"{one.snapshots:,} snapshots, the current one {one.current} of {_time(one.made)}"
+        known = f"{one.snapshots:,} snapshots, the current one is {one.current} of {_time(one.made)}"
         table.add_row(f"Iceberg {one.stream}", f"{known}; {_going(one)}")
     if healed := sum(one.healed for one in state.streams):
         table.add_row("healed", f"{healed:,} messages that no node had stored, by {state.leader}")
     for sentence in filter(None, (stream.gone_sentence() for stream in state.streams)):
         table.add_row("gone", printable(sentence))
     if state.removed_objects:
-        table.add_row("retention", f"has removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")
+        table.add_row("retention", f"removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")
     return table
 
 

@@ -53,28 +53,31 @@ def verify(
         typer.Option(
             "--deep/--quick",
             " /--no-checksums",
-            help="Read every object again, as it is done by default, or look only at what is there, and its size.",
+            help="Read every object again (default), or only check that it exists with its size.",
         ),
     ] = True,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Without NATS: what the store holds, and what it recorded of the stream.")
+        bool, typer.Option("--offline", help="Compare the archive with its own record of the stream, without NATS.")
     ] = False,
     public_key: settings.PublicKey = None,
     encrypted_only: settings.EncryptedOnly = False,
     noted: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What `capture head` printed earlier: all of that must still be there."),
+        typer.Option(metavar="FILE", help="Earlier output of `capture head`: the archive must still contain it."),
     ] = None,
     as_json: settings.Json = False,
     as_nagios: Annotated[
-        bool, typer.Option("--nagios", help="Print one line for Nagios, and exit with its status: 0, 1, 2 or 3.")
+        bool, typer.Option("--nagios", help="Print one line for Nagios, and exit with Nagios' status: 0, 1, 2 or 3.")
     ] = False,
     prometheus_file: Annotated[
         Path | None,
-        typer.Option("--prometheus", metavar="FILE", help="Write figures for Prometheus here; - is standard output."),
+        typer.Option("--prometheus", metavar="FILE", help="File for Prometheus metrics; - is standard output."),
     ] = None,
 ) -> None:
-    """Compare archive and stream, sequence by sequence. Exit status 3: missing or damaged; 1: not all was checked."""
+    """Compare archive and stream, sequence by sequence. Exits with 3 if anything is missing or damaged.
+
+    Exits with 1 if not everything could be checked.
+    """
     _check_outputs(as_json, as_nagios, prometheus_file == STANDARD_OUTPUT)
     try:
         with _publish_failure(prometheus_file, stream or ""):
@@ -104,7 +107,7 @@ def _publish_failure(file: Path | None, stream: str) -> Iterator[None]:
 
 def _check_outputs(*to_standard_output: bool) -> None:
     if sum(to_standard_output) > 1:
-        raise typer.BadParameter("choose one of --json, --nagios and --prometheus - for standard output")
+        raise typer.BadParameter("only one of --json, --nagios and --prometheus - can use standard output")
 
 
 def _print_check(checked: Check, as_json: bool, as_nagios: bool, prometheus_file: Path | None) -> int:
@@ -137,7 +140,7 @@ def _heads(noted: Path | None) -> list[Head]:
     except OSError as error:
         raise ConfigError(f"{noted} can't be read: {error.strerror}; check --noted") from error
     except UNREADABLE as error:
-        raise ConfigError(f"{noted} is not what `capture head` prints: {error}; check --noted") from error
+        raise ConfigError(f"{noted} is not output of `capture head`: {error}; check --noted") from error
 
 
 async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
@@ -188,23 +191,30 @@ def purge(
     stream: settings.Stream = None,
     store: settings.Store = None,
     captured: Annotated[
-        bool, typer.Option("--captured", help="What the archive provably holds: there is no other purge here.")
+        bool,
+        typer.Option("--captured", help="Required: confirms that only messages proven to be archived are deleted."),
     ] = False,
-    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep at least the newest N messages.")] = 0,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Number of newest messages to keep at least.")] = 0,
     keep_for: Annotated[
         float | None,
-        typer.Option(parser=seconds, metavar="DURATION", help="Keep what is younger than this: 30s, 1h30m, 7d."),
+        typer.Option(parser=seconds, metavar="DURATION", help="Age up to which messages are kept: 30s, 1h30m, 7d."),
     ] = None,
     ignore_consumers: Annotated[
-        bool, typer.Option("--ignore-consumers", help="Delete also what others have not acknowledged or copied yet.")
+        bool,
+        typer.Option(
+            "--ignore-consumers", help="Delete also messages that others have not acknowledged or copied yet."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Delete from the stream what the archive provably holds: each object is read again first. Asks before."""
+    """Delete from the stream only messages that are proven to be archived; reads each object again first.
+
+    Asks before it deletes.
+    """
     if not captured:
-        raise typer.BadParameter("say --captured: only what the archive provably holds is deleted")
+        raise typer.BadParameter("give --captured: it confirms that only messages proven to be archived are deleted")
     wanted = _Wanted(
         config=settings.archive(config, {"stream": stream, "store": store}, nats),
         margin=Margin(messages=keep, seconds=keep_for or 0.0),
@@ -251,14 +261,14 @@ async def _stock(natty: Natty, wanted: _Wanted) -> Stock:
 
 
 def _sentence(stream: str, plan: Plan) -> str:
-    return f"{plan.messages:,} messages of {stream} may go, all below sequence {plan.before:,}: {plan.reason}"
+    return f"{plan.messages:,} messages of {stream} can be deleted, all below sequence {plan.before:,}: {plan.reason}"
 
 
 def _question(wanted: _Wanted, plan: Plan) -> str:
     subjects = ", ".join(wanted.config.filter_subjects)
     return (
         f"Delete {plan.messages:,} messages of stream {wanted.config.stream}, all below sequence {plan.before:,}"
-        f"{f' on {subjects}' if subjects else ''}, for good?"
+        f"{f' on {subjects}' if subjects else ''}, permanently?"
     )
 
 

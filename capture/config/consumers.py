@@ -38,7 +38,7 @@ async def consumers(natty: Natty, config: CaptureConfig) -> list[Durable]:
     owners = [name for name, partitions in record.assignment().items() if partitions]
     if config.member and config.member not in owners:
         raise ConfigError(
-            f"member {config.member} of group {config.group} has no partition: these have, {', '.join(sorted(owners))}"
+            f"member {config.member} of group {config.group} has no partition; these have: {', '.join(sorted(owners))}"
         )
     admin = natty.static_group(config.stream, config.group)
     return [
@@ -135,10 +135,10 @@ async def _record(natty: Natty, config: CaptureConfig) -> StaticRecord:
     except GroupNotFoundError as error:
         if config.group in await list_groups(natty.jetstream, "elastic", config.stream):
             raise ConfigError(
-                f"group {config.group} of stream {config.stream} is elastic: its work queue holds copies, and takes no"
-                f" acknowledgement that counts for several messages. Capture through a static group, or without one"
+                f"group {config.group} of stream {config.stream} is elastic: its work queue holds copies, and does not"
+                f" support cumulative acknowledgements. Capture with a static group, or without a group"
             ) from error
         raise ConfigError(
-            f"there is no static group {config.group} of stream {config.stream}: make it, with a member a partition"
+            f"there is no static group {config.group} of stream {config.stream}: create it, with a member per partition"
             f" (natty group static create balanced {config.stream} {config.group} 4 p0 p1 p2 p3)"
         ) from error

@@ -109,9 +109,9 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
 def _group_faults(config: CaptureConfig) -> list[str]:
     for one in each(config):
         if one.member and not one.group:
-            return [f"member {one.member} is one of a group: name the group, too"]
+            return [f"member {one.member} needs a group: set group, too"]
         if one.group and one.filter_subjects:
-            return [f"group {one.group} decides which subjects are captured: leave filter_subjects out"]
+            return [f"group {one.group} decides which subjects are captured: remove filter_subjects"]
     return []
 
 

@@ -167,7 +167,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; check --config") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
 def _is_quoted(value: Any, sentence: str) -> bool:

@@ -241,11 +241,11 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         keys = self.keys()
         if self.encrypt is None and self.key_file:
             raise ConfigError(
-                "key_file is given, and nothing says that blocks are to be encrypted: write encrypt = true, or"
-                " encrypt = false if the keys are only to read what was encrypted before"
+                "key_file is given, but encrypt is not: write encrypt = true, or encrypt = false if the keys are only"
+                " for reading older encrypted objects"
             )
         if self.encrypted_only and not self.encrypt:
-            raise ConfigError("encrypted_only refuses plain blocks, and this node stores them: write encrypt = true")
+            raise ConfigError("encrypted_only refuses plain blocks, but this node stores them: write encrypt = true")
         return keys if self.encrypt else None
 
     def trust(self, archive: str = "") -> Trust:

@@ -20,7 +20,7 @@ def each(config: CaptureConfig) -> list[CaptureConfig]:
     if not tables:
         return [config]
     if config.stream and config.stream not in tables:
-        raise ConfigError(f"stream {config.stream!r} is none of streams, {', '.join(tables)}")
+        raise ConfigError(f"stream {config.stream!r} is not one of streams: {', '.join(tables)}")
     return [_of(config, name, tables[name]) for name in ([config.stream] if config.stream else tables)]
 
 

@@ -51,7 +51,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
         return path
 
     def _refuse(self, *arguments: Any) -> NoReturn:
-        raise OSError(f"{self._store.url} is only read here")
+        raise OSError(f"{self._store.url} is opened read-only")
 
     get_file_info_selector = open_output_stream = open_append_stream = copy_file = move = _refuse
     create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse

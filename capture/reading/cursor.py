@@ -91,7 +91,7 @@ def read_share(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
         if not left and share.withheld:  # otherwise the rest is read, so that the whole object is checked
             return
     if left:
-        raise FormatError(f"{path} does not hold what its record says: {left:,} messages are missing")
+        raise FormatError(f"{path} differs from its record: {left:,} messages are missing")
 
 
 def _select_rows(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:

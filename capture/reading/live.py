@@ -58,8 +58,8 @@ def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
     """Raise CaptureError if the stream in `info` was not created at the time `created`."""
     if info["created"] != created:
         raise CaptureError(
-            f"stream {stream} was made at {created}, and the server's was made at {info['created']}: its sequences"
-            f" begin anew, and have nothing in common with those of the archive"
+            f"stream {stream} was created at {created}, but the server's was created at {info['created']}: it is another"
+            f" stream, whose sequences are not those of the archive"
         )
 
 
@@ -76,7 +76,7 @@ async def _read(natty: Natty, stream: str, info: dict[str, Any], after: int) -> 
                     yield Seen(last)
                 case Began() if begun:
                     raise CaptureError(
-                        f"stream {stream} was made again, or put back to an earlier state, while it was read"
+                        f"stream {stream} was created again, or restored to an earlier state, while it was read"
                     )
                 case Began():
                     begun = True

@@ -79,8 +79,8 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.follow and self.natty is None:
-            raise ConfigError("to follow a stream takes a connection: give natty")
+            raise ConfigError("follow needs a connection: give natty")
         if self.follow and self.until is not None:
-            raise ConfigError("who follows a stream reads without end: give follow or until")
+            raise ConfigError("follow reads without end: give follow or until, not both")
         if isinstance(self.subjects, str):
             raise ConfigError(f"subjects is a list of filters, not one text: [{self.subjects!r}]")

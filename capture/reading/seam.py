@@ -161,8 +161,8 @@ class Crossing:
                 self._target = (await self._info())["state"]["last_seq"]
             if archived.last > self._target:
                 raise CaptureError(
-                    f"the archive holds {self._place.stream} up to {archived.last:,}, and the stream ends at"
-                    f" {self._target:,}: it was put back to an earlier state"
+                    f"the archive holds {self._place.stream} up to {archived.last:,}, but the stream ends at"
+                    f" {self._target:,}: it was restored to an earlier state"
                 )
         self.position = max(self.position, begin - 1)
 

@@ -153,7 +153,7 @@ def parse_sequences(stored: Stored) -> Sequences:
             return found
     except ValueError:
         pass
-    raise FormatError(f"the record of {stored.path} does not say what it holds")
+    raise FormatError(f"the record of {stored.path} has no readable sequences")
 
 
 def widest(plan: Sequence[Share]) -> int:

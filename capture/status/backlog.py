@@ -111,7 +111,7 @@ async def summarise(
         try:
             left = await backlog()
         except NattyError as error:
-            log.warning("the server does not say what is left to capture: %s", error, extra={"action": "summary"})
+            log.warning("the server does not report the backlog: %s", error, extra={"action": "summary"})
             continue
         done, seconds = Counter(stored), elapsed() - began
         news = done - before

@@ -81,7 +81,7 @@ class RestCatalog:
         self._archives = archives
         self._tokens = Tokens(tokens)
         if not self._tokens:
-            raise ConfigError("the catalog needs a token: without one it would answer everybody")
+            raise ConfigError("the catalog needs a token: without one it would answer every client")
 
     def __repr__(self) -> str:
         return f"RestCatalog({', '.join(self._archives)})"
@@ -112,7 +112,7 @@ class RestCatalog:
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed:
-            return _error(403, "ForbiddenException", "this catalog is read-only: capture's leader alone commits")
+            return _error(403, "ForbiddenException", "this catalog is read-only: only capture's leader commits")
         except web.HTTPException as error:
             return _error(error.status, "NoSuchEndpointException", f"{request.method} {request.path}: {error.reason}")
         except (CaptureError, NattyError) as error:

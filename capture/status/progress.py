@@ -77,7 +77,7 @@ class Progress:
         try:
             state = await stream_state(natty.jetstream, self.stream, deleted=True)
         except NattyError as error:
-            text = f"it can't be told what of {self.stream} is missing: {error}"
+            text = f"the missing messages of {self.stream} can't be determined: {error}"
             _repeated.info(text, text, extra={"action": "no_progress"})
             return None
         there = Sequences.from_range(max(1, state["first_seq"]), min(state["last_seq"], self.backlog.acked))
@@ -127,7 +127,7 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
         backlog = await read_backlog(natty, config, stream)
         info: dict[str, Any] = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     except NattyError as error:
-        text = f"it can't be told how far {stream} is captured: {error}"
+        text = f"the capture progress of {stream} can't be determined: {error}"
         _repeated.info(text, text, extra={"action": "no_progress"})
         return None
     state = info["state"]

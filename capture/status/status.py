@@ -77,8 +77,8 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
     )
     if view.state is None and not view.nodes and not view.unreadable:
         raise CaptureError(
-            f"nothing is published of archive {config.name} in bucket {BUCKET}: no node has run yet, or with another"
-            " name, account or server"
+            f"bucket {BUCKET} has no status of archive {config.name}: no node has run yet, or it runs with another"
+            " archive name, account or server"
         )
     found = Status(config.name, view, sweeper.id if sweeper else "", compactor.id if compactor else "")
     return await _refresh(natty, config, found)

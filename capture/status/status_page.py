@@ -128,14 +128,14 @@ def metrics(found: Iterable[Status]) -> str:
     for one in found:
         archive = one.archive
         add("ok", "Whether nothing is wrong with the archive.", not one.troubles, archive=archive)
-        add("troubles", "What is wrong with the archive, counted.", len(one.troubles), archive=archive)
+        add("troubles", "Problems of the archive.", len(one.troubles), archive=archive)
         for office, leader in (("sweep", one.sweeper), ("compaction", one.compactor)):
-            add("led", "Whether somebody leads.", bool(leader), archive=archive, office=office)
+            add("led", "Whether there is a leader.", bool(leader), archive=archive, office=office)
         _add_state(add, one)
         for heard in one.view.nodes:
             tags = {"archive": archive, "node": heard.node.node}
-            add("node_heard_seconds", "Seconds since the node was heard.", heard.ago, **tags)
-            add("node_troubles", "What fails in the node, counted.", len(heard.node.troubles), **tags)
+            add("node_heard_seconds", "Seconds since the node's last report.", heard.ago, **tags)
+            add("node_troubles", "Problems of the node.", len(heard.node.troubles), **tags)
             pending = None if heard.is_late else heard.node.pending
             add("node_pending", "Messages in the node's open blocks.", pending, **tags)
     return "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
@@ -148,8 +148,8 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
     for name, text, value in (
         ("swept_seconds", "Seconds since the last sweep.", one.view.ago),
         ("blocks", "Blocks that wait for the compaction.", state.blocks),
-        ("block_messages", "Messages in these.", state.messages),
-        ("block_bytes", "Bytes of these.", state.bytes),
+        ("block_messages", "Messages in blocks that wait for the compaction.", state.messages),
+        ("block_bytes", "Bytes of blocks that wait for the compaction.", state.bytes),
         ("files", "Files of the table.", state.files),
         ("rows", "Messages in the table.", state.rows),
         ("table_bytes", "Bytes of the table.", state.table_bytes),
@@ -165,5 +165,5 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
         if not one.view.is_late:
             add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **tags)
             add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **tags)
-            add("stream_healed", "Messages that the sweep's leader stored, since no node had.", stream.healed, **tags)
+            add("stream_healed", "Messages that the sweep's leader stored because no node had.", stream.healed, **tags)
             add("stream_gone", "Messages that left the stream before a node stored them.", stream.gone, **tags)

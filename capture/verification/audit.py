@@ -31,7 +31,7 @@ CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 HeadReaders = Mapping[type[Document], HeadReader]
 """A reader for the committed head of each chain: `capture.archive.heads.head_readers` reads them from NATS."""
 
-UNVOUCHED = "nobody vouches for the newest documents: ask NATS, or give a public key of an archive that is signed"
+UNVOUCHED = "nothing vouches for the newest documents: check with NATS, or give the public key of a signed archive"
 
 _NUMBER_FIELDS: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
     Manifest: ((Table, "of_manifest"), (Recording, "of_manifest")),
@@ -148,7 +148,7 @@ class _Auditor:
             if one.number > head.number:
                 self.problems.append(_describe_unreached(one, head))
             elif digests.get(one.number, one.sha256) != one.sha256:
-                self.problems.append(f"{one.path} was noted, and the archive holds another document of its number")
+                self.problems.append(f"{one.path} was noted, but the archive holds another document with its number")
 
     # Documents.
 
@@ -184,7 +184,7 @@ class _Auditor:
                 break
             parent = await self._read_named(kind, child.parent, child.parent_sha256, path)
             if parent is not None and (parent.number != child.number - 1 or parent.token > child.token):
-                self.problems.append(f"{child.parent} does not come before {path}, which names it")
+                self.problems.append(f"{child.parent} is not the predecessor of {path}, which names it")
             path, child = child.parent, parent
         return chain
 
@@ -226,7 +226,7 @@ class _Auditor:
         committed = {one.number: one.token for one in chain}
         document = self._check_document(kind, path, data, must_be_signed=must_be_signed)
         if document is not None and document.token > committed.get(document.number, document.token):
-            self.problems.append(f"{path} is of a later term than the one that was committed: it was put there")
+            self.problems.append(f"{path} is of a later term than the committed document: it was put there")
 
     async def _read_unchanged(
         self,
@@ -285,16 +285,18 @@ class _Auditor:
         wrong = {one for one in listed if (number := version_of_copy(one)) is not None and number > exposed.number}
         wrong |= {copy} if copied is None or sha256(copied).hexdigest() != exposed.sha256 else set()
         wrong |= {hint} if hinted != str(exposed.number).encode() else set()
-        self.problems += [f"{one} leads readers without a catalog elsewhere than {path}" for one in sorted(wrong)]
+        self.problems += [
+            f"{one} points readers without a catalog to another table than {path}" for one in sorted(wrong)
+        ]
 
     async def _check_description(self, recorded: int) -> None:
         found = await self._read(README)
         if found is None:
             self.problems.append(f"{README} is missing: a node writes it when it starts")
         elif (version_of(found) or 0) > VERSION:
-            self.notes.append(f"{README} is of a later version than this program, which can't check it")
+            self.notes.append(f"{README} is of a later version than this program can check")
         elif version_of(found) is None or (recorded == VERSION and found != text()):
-            self.problems.append(f"{README} was changed, or is not the archive's: remove it, and start a node anew")
+            self.problems.append(f"{README} was changed, or belongs to another archive: remove it, and restart a node")
 
     async def _check_declared(self, keys: PublicKeys) -> None:
         try:
@@ -323,4 +325,4 @@ class _Auditor:
 
 def _describe_unreached(noted: Head, head: Head | None) -> str:
     last = head.path if head else "nothing"
-    return f"{noted.path} was noted, and the archive ends before it, with {last}: newer documents were removed"
+    return f"{noted.path} was noted, but the archive ends before it, with {last}: newer documents were removed"

@@ -79,12 +79,12 @@ class Check:
         """Return the verdict for people."""
         said = [self.verdict.sentence()]
         if self.unacknowledged:
-            said.append(f"{self.unacknowledged:,} newer ones are not acknowledged yet")
+            said.append(f"{self.unacknowledged:,} newer messages are not acknowledged yet")
         if self.gone:
             said.append(f"the stream {self.stream} is gone")
         if self.recorded:
             when = datetime.fromtimestamp(self.recorded, UTC)
-            said.append(f"compared with what was recorded of it at {when:%Y-%m-%d %H:%M:%S} UTC")
+            said.append(f"compared with the record of it from {when:%Y-%m-%d %H:%M:%S} UTC")
         if not self.deep:
             said.append("checksums were not checked")
         if self.uncompared:
@@ -283,8 +283,8 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
         return None
     if known and known.created != info["created"]:
         raise CaptureError(
-            f"the archive in {store.url} is of a stream {config.stream} made at {known.created}, and the server's was"
-            f" made at {info['created']}: they have nothing in common. To check the archive alone, use --offline"
+            f"the archive in {store.url} is of stream {config.stream} created at {known.created}, but the server's was"
+            f" created at {info['created']}: it is another stream. To check only the archive, use --offline"
         )
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
     states = await consumer_states(natty, config)
@@ -337,13 +337,12 @@ def _advice(held: Holdings, said: Explained, missing: Sequences, version: Versio
     """Return what to do about missing messages."""
     advice = []
     if missing and held.problems and not held.objects:
-        advice.append("the store does not hold what NATS knows of this archive: check the store, see docs/moving.md")
+        advice.append("the store does not hold the archive that NATS knows: check the store, see docs/moving.md")
     elif missing:
         advice.append(said.to_do(version))
     if held.lost:
         advice.append(
-            "what damaged objects held is delivered again, as far as the stream still has it, to a node with another"
-            " durable"
+            "messages of damaged objects that the stream still has are delivered again to a node with another durable"
         )
     return tuple(advice)
 
@@ -392,6 +391,6 @@ def _use_recorded(before: Acknowledged, consumers: Mapping[str, Consumer]) -> Ac
 
 def _describe_gone(consumers: Iterable[str], before: Acknowledged) -> str:
     return (
-        f"consumer {', '.join(consumers)} of capture is gone, and how far it was is only known up to sequence"
-        f" {before.floor:,}, as recorded. Start a node: it makes the consumer again, and captures the rest"
+        f"capture's consumer {', '.join(consumers)} is gone, and its progress is only known up to sequence"
+        f" {before.floor:,}, as recorded. Start a node: it creates the consumer again, and captures the rest"
     )

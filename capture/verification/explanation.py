@@ -39,10 +39,10 @@ class Explained:
         if not need.is_met_by(version):
             return (
                 f"no node can sweep this archive with nats-server {text_of(version)}: upgrade it to"
-                f" {need.text_for(version)} or later, then the sweep stores what is missing and still in the stream;"
-                " or start a node with another durable, which is given all of the stream again"
+                f" {need.text_for(version)} or later, then the sweep stores missing messages that the stream still has;"
+                " or start a node with another durable, which receives the whole stream again"
             )
-        return "no node sweeps this archive: start one, it stores what is missing and still in the stream"
+        return "no node sweeps this archive: start one, it stores missing messages that the stream still has"
 
 
 async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Sequences, asked: float) -> Explained:

@@ -152,7 +152,7 @@ def _check_size(record: Stored, found: int | None) -> Finding:
     if found != record.bytes:
         return Finding(State.DAMAGED, f"{record.path} has {found:,} bytes, not {record.bytes:,}")
     if not recorded_sequences(record):
-        return Finding(State.DAMAGED, f"the record of {record.path} does not say what it holds")
+        return Finding(State.DAMAGED, f"the record of {record.path} has no readable sequences")
     return SOUND
 
 
@@ -196,7 +196,7 @@ def _check(record: Stored, file: IO[bytes], keys: Keys | None) -> Finding:
     except CipherError as error:
         return Finding(State.DAMAGED, f"{record.path} can't be opened: {error}")
     except Exception as error:  # any error of a format's reader on bytes that it can't read
-        return Finding(State.DAMAGED, f"{record.path} is no {record.format} that can be read: {error}")
+        return Finding(State.DAMAGED, f"{record.path} is not readable as {record.format}: {error}")
 
 
 @dataclass(frozen=True)
@@ -229,13 +229,13 @@ def _compare(record: Stored, found: _Positions) -> Finding:
     recorded = recorded_sequences(record)
     if found.held != recorded:
         sentence = (
-            f"{record.path} does not hold what its record says: without {(recorded - found.held).describe()}, "
-            f"with {(found.held - recorded).describe()} besides"
+            f"{record.path} differs from its record: without {(recorded - found.held).describe()}, "
+            f"with {(found.held - recorded).describe()} in addition"
         )
     elif found.rows != record.count:
         sentence = f"{record.path} has {found.rows:,} rows, its record says {record.count:,}"
     elif wrong := _find_wrong_facts(record, found):
-        sentence = f"{record.path} does not hold what its record says: {', '.join(wrong)}"
+        sentence = f"{record.path} differs from its record: {', '.join(wrong)}"
     else:
         return SOUND
     return Finding(State.WRONG, sentence, found.held, found.rows)
@@ -246,9 +246,9 @@ def _find_wrong_facts(record: Stored, found: _Positions) -> list[str]:
     facts = [("first", record.first, found.held.first), ("last", record.last, found.held.last)]
     if record.max_ns:
         facts += [("min_ns", record.min_ns, found.min_ns), ("max_ns", record.max_ns, found.max_ns)]
-    wrong = [f"{name} is {is_}, recorded is {said}" for name, said, is_ in facts if said != is_]
+    wrong = [f"{name} is {is_}, recorded as {said}" for name, said, is_ in facts if said != is_]
     if found.min_ns < record.interval * 1_000_000_000:
-        wrong.append(f"a message is of {found.min_ns} ns, before its interval begins")
+        wrong.append(f"a message has the time {found.min_ns} ns, before its interval begins")
     return wrong
 
 

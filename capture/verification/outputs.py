@@ -66,17 +66,17 @@ def prometheus(check: Check) -> str:
     sequences = [(labels(stream=check.stream, state=name), float(len(getattr(verdict, name)))) for name in COUNTED]
     return _outcome(check.stream, check.status, check.checked_at) + "".join(
         (
-            _metric("sequences", "Sequences of the stream, by what became of them.", sequences),
+            _metric("sequences", "Sequences of the stream, by state.", sequences),
             *(
                 _metric(name, text, [(of_stream, float(value))])
                 for name, text, value in (
-                    ("duplicates", "Rows that the compacted table holds too often.", verdict.duplicates),
-                    ("problems", "Objects that are damaged or missing, and documents.", len(verdict.problems)),
+                    ("duplicates", "Surplus rows in the compacted table.", verdict.duplicates),
+                    ("problems", "Damaged or missing objects and documents.", len(verdict.problems)),
                     ("unchecked", "Objects that could not be checked.", len(verdict.unchecked)),
                     ("unacknowledged", "Messages that capture has not acknowledged yet.", check.unacknowledged),
                     ("compared", "Whether the stream could be compared.", verdict.asked and not check.uncompared),
-                    ("objects", "Objects that were looked at.", check.held.objects),
-                    ("bytes", "Bytes of these.", check.held.bytes),
+                    ("objects", "Objects that were checked.", check.held.objects),
+                    ("bytes", "Bytes of the checked objects.", check.held.bytes),
                     ("seconds", "Seconds that the check took.", round(check.seconds, 3)),
                 )
             ),
@@ -92,8 +92,14 @@ def prometheus_failure(stream: str, now: float) -> str:
 def _outcome(stream: str, status: int, now: float) -> str:
     of_stream = labels(stream=stream)
     return (
-        _metric("ok", "Whether nothing is missing or damaged, and all could be checked.", [(of_stream, status == WELL)])
-        + _metric("status", "Exit status of the check: 0 well, 1 not all checked, 3 wrong.", [(of_stream, status)])
+        _metric(
+            "ok", "Whether nothing is missing or damaged, and everything was checked.", [(of_stream, status == WELL)]
+        )
+        + _metric(
+            "status",
+            "Exit status of the check: 0 ok, 1 not everything checked, 3 missing or damaged.",
+            [(of_stream, status)],
+        )
         + _metric("timestamp_seconds", "When the check began, Unix seconds.", [(of_stream, now)])
     )
 

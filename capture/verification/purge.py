@@ -68,17 +68,16 @@ def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
     messages or the young ones. A purge deletes everything below a sequence, so it ends at the first message that must
     stay.
     """
-    bounds = [(stock.present.last + 1 if stock.present else 1, "all of it may go")]
+    bounds = [(stock.present.last + 1 if stock.present else 1, "no message has to be kept")]
     if unproven := stock.ours - proven:
         bounds.append((unproven.first, f"sequence {unproven.first} is not proven to be stored"))
     bounds += [
-        (floor + 1, f"{name} is not done with what comes after sequence {floor}")
-        for name, floor in stock.floors.items()
+        (floor + 1, f"{name} still needs messages after sequence {floor}") for name, floor in stock.floors.items()
     ]
     if keep:
         bounds.append((_find_first_of_newest(stock.present, keep), f"the newest {keep:,} messages are kept"))
     if stock.young is not None:
-        bounds.append((stock.young, f"what the stream stored since sequence {stock.young} is too young"))
+        bounds.append((stock.young, f"messages from sequence {stock.young} on are too young"))
     before, reason = min(bounds, key=lambda bound: bound[0])
     return Plan(before=before, messages=len(stock.ours.within(1, before - 1)), reason=reason)
 
@@ -133,9 +132,7 @@ async def take_stock(
 
 def _check_purgeable(stream: str, config: Mapping[str, Any]) -> None:
     if config.get("mirror"):
-        raise PurgeRefusedError(
-            f"stream {stream} is a mirror of {config['mirror']['name']}: what is to go must go there"
-        )
+        raise PurgeRefusedError(f"stream {stream} is a mirror of {config['mirror']['name']}: purge that stream instead")
     if config.get("sealed"):
         raise PurgeRefusedError(f"stream {stream} is sealed: nothing can be deleted from it any more")
     if config.get("deny_purge"):
@@ -146,11 +143,11 @@ async def _check_identity(store: Store, stream: str, created: str) -> None:
     try:
         known = await read_claim(store, stream_path(stream), Identity)
     except NotStoredError:
-        raise PurgeRefusedError(f"the archive in {store.url} holds nothing of a stream {stream}") from None
+        raise PurgeRefusedError(f"the archive in {store.url} holds no messages of stream {stream}") from None
     if known.created != created:
         raise PurgeRefusedError(
-            f"the archive in {store.url} is of a stream {stream} made at {known.created}, and this one was made at"
-            f" {created}: nothing of it is stored"
+            f"the archive in {store.url} is of stream {stream} created at {known.created}, but the server's was created"
+            f" at {created}: it is another stream, and not archived"
         )
 
 
@@ -165,14 +162,14 @@ async def _read_filters(natty: Natty, config: CaptureConfig, stream: Mapping[str
         if (found := sorted(filter(None, found))) != wanted:
             raise PurgeRefusedError(
                 f"consumer {config.durable} of stream {config.stream} captures {', '.join(found) or 'every subject'},"
-                f" and the configuration says {', '.join(wanted) or 'every subject'}: make filter_subjects the same"
+                f" but the configuration names {', '.join(wanted) or 'every subject'}: make filter_subjects the same"
             )
     if wanted and all(covers(wanted, subject) for subject in stream.get("subjects") or [">"]):
         return ()
     if wanted and stream["retention"] == "workqueue":
         raise PurgeRefusedError(
-            f"stream {config.stream} is a work queue of which only {', '.join(wanted)} is captured: what it holds on"
-            f" these subjects can't be told exactly, since it lets nobody else read. Its acks delete what is captured"
+            f"stream {config.stream} is a work queue of which only {', '.join(wanted)} is captured: its messages on these"
+            f" subjects can't be determined exactly, since it allows no other reader. Acks delete captured messages"
         )
     return tuple(wanted)
 
@@ -222,7 +219,7 @@ async def _read_floors(natty: Natty, config: CaptureConfig, last: int) -> dict[s
     found = await all_consumers(natty.jetstream, config.stream)
     if found.missing:
         raise PurgeRefusedError(
-            f"nobody answers for consumer {found.missing[0]}: how far it is can't be told. Try again when its"
+            f"no server answers for consumer {found.missing[0]}, so its progress is not known. Try again when its"
             f" server is back, or ignore it with --ignore-consumers"
         )
     ours = await consumer_names(natty, config)

@@ -106,10 +106,13 @@ class Verdict:
             (self.undecodable, "undecodable and kept raw"),
             (self.deleted, "deleted in the stream"),
             (self.expired, "expired in the stream"),
-            (self.unseen, "of these certainly before capture was given them"),
-            (self.unproven, "of these without proof that capture did not lose them: this stream deletes what is acked"),
+            (self.unseen, "of these certainly before they were delivered to capture"),
+            (
+                self.unproven,
+                "of these without proof that capture did not lose them: this stream deletes acked messages",
+            ),
             (self.removed, "removed by the archive's retention"),
-            (self.unwanted, "not to be captured"),
+            (self.unwanted, "outside the capture scope"),
         )
         found = [f"{len(held):,} {name}" for held, name in classes if held]
         if not self.stored and not self.undecodable:
@@ -117,7 +120,7 @@ class Verdict:
         if self.waiting:
             found.append(f"{len(self.waiting):,} of them not compacted yet")
         if self.unknown:
-            found.append(f"nobody can tell what {len(self.unknown):,} others were ({self.unknown.describe()})")
+            found.append(f"{len(self.unknown):,} others unknown ({self.unknown.describe()})")
         return f"{', '.join(found)}; {self._judge()}"
 
     def _judge(self) -> str:
@@ -126,13 +129,13 @@ class Verdict:
         wrong += _some(self.problems)
         if self.awaited:
             wrong.append(
-                f"{len(self.awaited):,} acknowledged ones are not stored yet ({self.awaited.describe()}), and nodes may"
-                " hold them: the sweep stores those that no node has stored within ack_wait, check again then"
+                f"{len(self.awaited):,} acknowledged messages are not stored yet ({self.awaited.describe()}), and nodes"
+                " may hold them: the sweep stores those that no node has stored within ack_wait, check again then"
             )
         if not wrong:
             wrong = ["nothing is missing" if self.asked else "every object is sound"]
         if not self.asked:
-            wrong.append("the stream was not asked")
+            wrong.append("the stream was not compared")
         return "; ".join([*wrong, *_some(self.unchecked)])
 
     def as_dict(self) -> dict[str, object]:

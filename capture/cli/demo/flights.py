@@ -52,7 +52,7 @@ class Question(NamedTuple):
     def compare(self, found: Answer, wanted: Answer) -> list[str]:
         """Return the differences between Spark's answer and the CSV's, one sentence per row; none if they are equal."""
         rows = zip_longest(found, wanted)
-        return [f"{self.title}: Spark says {ours}, the CSV {theirs}" for ours, theirs in rows if ours != theirs]
+        return [f"{self.title}: Spark returned {ours}, the CSV has {theirs}" for ours, theirs in rows if ours != theirs]
 
 
 QUESTIONS = (

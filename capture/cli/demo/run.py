@@ -91,7 +91,7 @@ async def run_demo(options: DemoOptions) -> bool:
     console = Console(stderr=options.as_json)
     folder = options.folder.resolve() if options.folder else Path(tempfile.mkdtemp(prefix="capture-demo-"))
     if options.folder and folder.exists() and any(folder.iterdir()):
-        raise CaptureError(f"{folder} is not empty; name another --folder, or remove it first")
+        raise CaptureError(f"{folder} is not empty: give another --folder, or remove it first")
     folder.mkdir(parents=True, exist_ok=True)
     keep = options.keep or options.folder is not None
     began = time.monotonic()
@@ -129,7 +129,7 @@ class Demo:
         try:
             with cluster:
                 self.result.plain_text = await plain_text_answer(cluster[0].port)
-                self.view.done(f"A client that speaks plain text is refused: {self.result.plain_text}")
+                self.view.done(f"The server refuses a client without TLS: {self.result.plain_text}")
                 config = self._configure(cluster.urls, files)
                 async with Natty(**config.nats) as natty:
                     await self._job(natty, config)
@@ -310,7 +310,9 @@ class Demo:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise CaptureError(f"waited {WITHIN:g} s in vain until {what}; see the logs with --keep") from None
+            raise CaptureError(
+                f"timed out after {WITHIN:g} s waiting until {what}; to read the logs, run with --keep"
+            ) from None
 
     async def _stop_nodes(self) -> None:
         for process in self.nodes.values():
@@ -351,16 +353,14 @@ async def plain_text_answer(port: int) -> str:
 
 
 def demo(
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many flights; all 336 776 by default.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the files and say where they are.")] = False,
-    folder: Annotated[Path | None, typer.Option(help="Where to put them; a temporary folder by default.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Number of flights; default: all 336 776.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files, and print where they are.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Folder for the files; default: a temporary one.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65533, help="The first server's port; a free one by default.")
+        int | None, typer.Option(min=1, max=65533, help="Port of the first server; default: a free one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run the main job on real flights: a TLS cluster, two nodes, a killed leader, Spark, and the proof."""
+    """Run the end-to-end demo on real flights: a TLS cluster, two nodes, a killed leader, Spark, verification."""
     ok = run_async(run_demo(DemoOptions(rows=rows, keep=keep, folder=folder, port=port, as_json=as_json)))
     raise typer.Exit(0 if ok else 1)

@@ -112,7 +112,7 @@ class View:
 
     def summary(self, result: Result, folder: Path) -> None:
         """Show the result, and commands to try next."""
-        table = Table(title="The main job", show_header=False, title_justify="left")
+        table = Table(title="The demo", show_header=False, title_justify="left")
         table.add_column(justify="right")
         table.add_column()
         for name, value in self._lines(result, folder):
@@ -130,11 +130,11 @@ class View:
             ("", f"{program()} verify --offline --config '{config}'"),
             ("", f"{program()} sql --config '{config}' \"SELECT subject, COUNT(*) FROM messages GROUP BY subject\""),
         ]
-        gone = [("files", "removed; --keep keeps them"), ("try next", f"{program()} demo --keep")]
+        gone = [("files", "removed; use --keep to keep them"), ("try next", f"{program()} demo --keep")]
         return [
             ("messages", f"{result.messages:,}, each published over TLS and acknowledged by three servers"),
-            ("published", f"{result.published_per_second:,.0f} a second"),
-            ("captured", f"{result.captured_per_second:,.0f} a second, from the first publish to the last ack"),
+            ("published", f"{result.published_per_second:,.0f} per second"),
+            ("captured", f"{result.captured_per_second:,.0f} per second, from the first publish to the last ack"),
             (
                 "fail-over",
                 f"{result.failover_seconds:.2f} s from SIGKILL of {result.killed} to {result.successor} sweeping",

@@ -1,6 +1,6 @@
 "use strict";
 
-const EVERY = 2000; // milliseconds between two questions
+const EVERY = 2000; // milliseconds between two requests
 const REMEMBERED = 150; // rates that the line shows
 const PERIODS = [["d", 86400], ["h", 3600], ["min", 60]];
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
@@ -53,7 +53,7 @@ function line(values) {
   drawing.setAttribute("preserveAspectRatio", "none");
   drawing.setAttribute("class", "rate");
   drawing.setAttribute("role", "img");
-  drawing.setAttribute("aria-label", `messages stored a second, ${number.format(Math.round(most))} at most`);
+  drawing.setAttribute("aria-label", `messages stored per second, ${number.format(Math.round(most))} at most`);
   drawing.append(path);
   return drawing;
 }
@@ -101,15 +101,15 @@ function section(archive, now) {
     const lags = state.streams.map(one => one.lag).filter(lag => lag !== null && lag !== undefined);
     parts.push(facts([
       ["messages in the archive", count(sum(state.streams, one => one.held))],
-      ["stored a second", values.length ? count(Math.round(values.at(-1))) : "…"],
+      ["stored per second", values.length ? count(Math.round(values.at(-1))) : "…"],
       ["oldest message not captured", state.streams.some(one => one.pending === null) ? "not known" : lags.length ? age(Math.max(...lags)) : "none"],
-      ["wait for the compaction", `${count(state.messages)} in ${count(state.blocks)} blocks`],
+      ["not compacted yet", `${count(state.messages)} in ${count(state.blocks)} blocks`],
       ["compacted", `${count(state.rows)} in ${count(state.files)} files`],
     ], "large"));
     parts.push(line(values));
     parts.push(facts([
-      ["leads the sweep", leaders.sweep ?? "nobody"],
-      ["leads the compaction", leaders.compaction ?? "nobody"],
+      ["leader of the sweep", leaders.sweep ?? "none"],
+      ["leader of the compaction", leaders.compaction ?? "none"],
       ["last sweep", `${age(archive.age)} ago, by ${state.leader}, took ${age(state.seconds)}`],
       ["on disk", `${size(state.bytes)} of blocks, ${size(state.table_bytes)} of table`],
       ["removed by retention", `${count(state.removed_objects)} objects, ${size(state.removed_bytes)}`],
@@ -124,7 +124,7 @@ function section(archive, now) {
 function show(archives) {
   const wrong = archives.filter(archive => !archive.ok).length;
   const verdict = document.getElementById("verdict");
-  verdict.textContent = wrong ? `something is wrong with ${wrong} of ${archives.length}` : "all is well";
+  verdict.textContent = wrong ? `${wrong} of ${archives.length} archives ${wrong === 1 ? "has" : "have"} a problem` : "all is well";
   verdict.className = wrong ? "wrong" : "well";
   document.title = wrong ? "✗ capture" : "capture";
   document.getElementById("archives").replaceChildren(...archives.map(archive => section(archive, Date.now())));

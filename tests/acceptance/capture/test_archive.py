@@ -68,7 +68,7 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
         "problems": [],
     }
     offline = shell.capture("verify", *options, "--offline", NATS_URL="tls://127.0.0.1:9")
-    assert offline.out.startswith("1,000 stored; nothing is missing; compared with what was recorded of it at 20")
+    assert offline.out.startswith("1,000 stored; nothing is missing; compared with the record of it from 20")
 
     manifest = as_json(shell.capture("ls", "--store", "lake", "--json", NATS_URL=""))
     paths = sorted(one["path"] for one in manifest["table"])
@@ -144,8 +144,8 @@ def test_a_second_leader_by_hand_says_who_leads(shell, archive):
     assert leader == "node-1"
     done = shell.capture("sweep", "--config", "capture.toml", "--wait", "1")
     assert done.status == 1
-    assert done.complaint.startswith(f"capture: node-1 leads capture.{archive} and does this by itself")
-    assert "Stop the nodes first to do it by hand, or use --wait" in done.complaint
+    assert done.complaint.startswith(f"capture: node-1 leads capture.{archive} and does this automatically")
+    assert "Stop the nodes first, or give a longer --wait" in done.complaint
     node.terminate()
     node.communicate(timeout=PATIENCE)
     assert node.returncode == 0

@@ -102,4 +102,4 @@ def test_the_figures_are_served_over_tls_to_who_shows_a_token(shell, make_stream
 
 def test_what_says_how_figures_are_served_needs_the_figures(shell):
     done = shell.capture("run", "--stream", "S", "--store", "lake", "--metrics-token-file", "tokens")
-    assert (done.status, "say how --metrics is served: give it, too" in done.complaint) == (1, True)
+    assert (done.status, "-token-file and -allow-host need --metrics" in done.complaint) == (1, True)

@@ -92,7 +92,7 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
 @pytest.mark.long
 def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_path):
     with browsing(tmp_path) as browser:
-        seen = browser(open=page, password=TOKEN, until="something is wrong with 1 of 1")
+        seen = browser(open=page, password=TOKEN, until="1 of 1 archives has a problem")
         for expected in (
             archive,
             "nobody leads the sweep: what is stored is not adopted",

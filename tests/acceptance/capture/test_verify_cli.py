@@ -137,7 +137,7 @@ def test_nagios_and_prometheus_at_once(capture, archive, shell):
 def test_without_the_server_the_archive_is_checked_and_what_could_not_be_is_said(capture, archive, monkeypatch):
     offline = capture("verify", *archive, "--offline")
     assert offline[0] == 0
-    assert "compared with what was recorded of it at 20" in offline[1]
+    assert "compared with the record of it from 20" in offline[1]
     url = f"tls://127.0.0.1:{free_ports(1)[0]}"
     status, out, _ = capture("verify", *archive, "--server", url)
     assert status == 1
@@ -167,12 +167,20 @@ def test_where_nothing_can_be_checked_that_is_told_to_everybody(capture, archive
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("verify", "--json", "--nagios"), 2, "choose one of --json, --nagios and --prometheus -"),
-        (("verify", "--json", "--prometheus", "-"), 2, "choose one of --json, --nagios and --prometheus -"),
+        (
+            ("verify", "--json", "--nagios"),
+            2,
+            "only one of --json, --nagios and --prometheus - can use standard output",
+        ),
+        (
+            ("verify", "--json", "--prometheus", "-"),
+            2,
+            "only one of --json, --nagios and --prometheus - can use standard output",
+        ),
         (("verify", "--prometheus", "nowhere/x.prom"), 1, "nowhere/x.prom can't be written: No such file or directory"),
         (("verify", "--public-key", "nowhere"), 1, "the key file nowhere can't be read: No such file or directory"),
         (("verify", "--noted", "nowhere"), 1, "nowhere can't be read: No such file or directory; check --noted"),
-        (("purge",), 2, "say --captured: only what the archive provably holds is deleted"),
+        (("purge",), 2, "give --captured: it confirms that only messages proven to be archived are deleted"),
         (("purge", "--captured", "--keep-for", "soon"), 2, "'soon' is not a duration; write 30s, 1h30m or 7d"),
         (("purge", "--captured", "--keep", "-1"), 2, "Invalid value for '--keep'"),
     ],
@@ -187,7 +195,7 @@ def test_heads_that_were_noted_and_are_not_heads(capture, archive, shell):
     (shell.folder / "heads").write_text("hello\n")
     status, _, err = capture("verify", *archive, "--noted", "heads")
     assert status == 1
-    assert "heads is not what `capture head` prints" in err
+    assert "heads is not output of `capture head`" in err
 
 
 def test_documents_must_be_signed_by_the_given_key_and_follow_those_that_were_noted(capture, archive, shell):
@@ -208,8 +216,8 @@ def test_a_purge_asks_shows_and_keeps_a_margin(capture, archive, shell, served):
     stream = archive[1]
     status, out, err = capture("purge", "--captured", *archive, "--keep", "10")
     assert status == 1
-    assert "19 messages of verify_cli may go, all below sequence 21: the newest 10 messages are kept" in out
-    assert "Delete 19 messages of stream verify_cli, all below sequence 21, for good?" in err
+    assert "19 messages of verify_cli can be deleted, all below sequence 21: the newest 10 messages are kept" in out
+    assert "Delete 19 messages of stream verify_cli, all below sequence 21, permanently?" in err
     assert "There is no terminal to ask on: give --force" in err
     status, out, _ = capture("purge", "--captured", *archive, "--keep", "10", "--dry-run", "--json")
     told = json.loads(out)
@@ -222,7 +230,7 @@ def test_a_purge_asks_shows_and_keeps_a_margin(capture, archive, shell, served):
     spoil(a_block(shell.folder))
     status, out, _ = capture("purge", "--captured", *archive, "--force")
     assert status == 0
-    assert "0 messages of verify_cli may go" in out
+    assert "0 messages of verify_cli can be deleted" in out
     assert served(state)["messages"] == MESSAGES - 1
 
 
@@ -235,7 +243,9 @@ def test_who_comes_while_it_is_asked_keeps_what_he_wants(capture, archive, serve
     told = json.loads(out)
     assert (status, told["messages"], told["purged"]) == (0, MESSAGES - 1, 0)
     status, out, _ = capture("purge", "--captured", *archive, "--dry-run")
-    assert "0 messages of verify_cli may go, all below sequence 1: consumer late is not done with what comes" in out
+    assert (
+        "0 messages of verify_cli can be deleted, all below sequence 1: consumer late still needs messages after" in out
+    )
     served(lambda natty: natty.delete_consumer(archive[1], "late"))
 
 

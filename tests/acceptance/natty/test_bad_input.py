@@ -208,7 +208,7 @@ def test_a_disk_that_fills_up(shell, make_stream, captured, natty_name, tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('stream = "S', "capture.toml is no valid TOML: Unterminated string (at end of document)"),
+        ('stream = "S', "capture.toml is not valid TOML: Unterminated string (at end of document)"),
         ("strem = 1", "capture.toml: there is no setting `strem`"),
         ('[limits]\nmax_age = "soon"', "capture.toml: `limits.max_age` must be a number, not text"),
         ("ack_wait = 5.0\n[limits]\nmax_age = 9.0", "max_age 9.0 s must be below the consumer's ack_wait 5.0 s"),

@@ -256,7 +256,7 @@ async def test_what_is_not_acknowledged_yet_is_not_called_missing(natty, natty_n
     await claim(FileStore(tmp_path), config.name, stream, (await stream_info(natty, stream))["created"])
     found = await check(natty, config, FileStore(tmp_path))
     assert (found.ok, found.unacknowledged) == (True, 3)
-    assert found.sentence() == "nothing stored; nothing is missing; 3 newer ones are not acknowledged yet"
+    assert found.sentence() == "nothing stored; nothing is missing; 3 newer messages are not acknowledged yet"
 
     taken = 0
     async for batch in (pull := natty.pull(stream, "capture")):

@@ -249,7 +249,7 @@ async def test_a_hangup_changes_what_may_change_names_what_may_not_and_survives_
 
     config.write_text('stream = "S\n')
     node.send_signal(signal.SIGHUP)
-    await fleet.said("node-1", f"nothing was reloaded, the old configuration stays: {config} is no valid TOML")
+    await fleet.said("node-1", f"nothing was reloaded, the old configuration stays: {config} is not valid TOML")
     await fleet.publish(orders(5), token=lambda number: "eu")
     await fleet.until_all_acked(20)
     assert await fleet.stop(node) == 0

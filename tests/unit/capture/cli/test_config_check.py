@@ -90,7 +90,7 @@ server = "nats://user:secret@host"
         "Parquet has no compression 'lzma'; known are none, gzip, snappy, zstd"
         " (compression: file capture.toml, line 7)",
         "the key file nowhere.keys can't be read: No such file or directory (key_file: file capture.toml, line 8)",
-        "capture.toml: there is no setting server of nats in line 15; did you mean `servers`?",
+        "capture.toml: there is no setting server in nats in line 15; did you mean `servers`?",
     ]
 
 

@@ -77,8 +77,8 @@ def test_answers_that_differ_are_named_row_by_row_and_make_the_demo_fail():
     assert question.compare([("JFK", "LAX", 2)], [("JFK", "LAX", 2)]) == []
     differences = question.compare([("JFK", "LAX", 2)], [("JFK", "LAX", 3), ("LGA", "ATL", 1)])
     assert differences == [
-        "Busiest routes: Spark says ('JFK', 'LAX', 2), the CSV ('JFK', 'LAX', 3)",
-        "Busiest routes: Spark says None, the CSV ('LGA', 'ATL', 1)",
+        "Busiest routes: Spark returned ('JFK', 'LAX', 2), the CSV has ('JFK', 'LAX', 3)",
+        "Busiest routes: Spark returned None, the CSV has ('LGA', 'ATL', 1)",
     ]
     asked = len(flights.QUESTIONS)
     assert Result(verified=True, questions_asked=asked).ok

@@ -71,7 +71,7 @@ def test_an_archive_may_have_a_name_of_its_own(file: Path) -> None:
     [
         (
             'stream = "ORDERS\nstore = 1',
-            "capture.toml is no valid TOML: Illegal character '\\n' (at line 1, column 17)",
+            "capture.toml is not valid TOML: Illegal character '\\n' (at line 1, column 17)",
         ),
         (
             NAMED + 'strem = "x"',
@@ -120,7 +120,7 @@ def test_a_broken_file_is_told_with_the_place_in_it(file: Path, text: str, said:
 
 def test_bytes_that_are_no_text_are_no_toml(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"capture\.toml is no valid TOML"):
+    with pytest.raises(ConfigError, match=r"capture\.toml is not valid TOML"):
         load(file, environment={})
 
 

@@ -73,7 +73,7 @@ def test_one_of_several_streams_may_be_named(tmp_path: Path) -> None:
     assert only(configured(tmp_path, text, stream="B")).store == "/lake/B"
     with pytest.raises(ConfigError, match="there are 2 streams, A, B: name one with --stream"):
         only(configured(tmp_path, text))
-    with pytest.raises(ConfigError, match=r"stream 'C' is none of streams, A, B \(stream: flag --stream"):
+    with pytest.raises(ConfigError, match=r"stream 'C' is not one of streams: A, B \(stream: flag --stream"):
         configured(tmp_path, text, stream="C")
 
 

@@ -122,7 +122,7 @@ async def test_with_nothing_due_nothing_is_committed_but_the_take_over(archive):
 
 async def test_before_the_first_sweep_there_is_nothing_to_compact(archive):
     await store_block(archive.store, [1])
-    with pytest.raises(NotSweptError, match="the sweep's leader makes one"):
+    with pytest.raises(NotSweptError, match="the sweep's leader writes one"):
         await archive.compact()
     assert archive.table.head is None
 

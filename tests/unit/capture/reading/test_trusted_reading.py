@@ -350,7 +350,7 @@ def test_a_key_file_without_a_word_on_encryption_is_refused_where_blocks_are_wri
     (tmp_path / "secret").write_text(f"k:{'A' * 43}=\n")
     (tmp_path / "secret").chmod(0o600)
     flags = {"stream": "S", "store": str(tmp_path / "lake"), "key_file": str(tmp_path / "secret")}
-    with pytest.raises(ConfigError, match="write encrypt = true, or encrypt = false if the keys are only to read"):
+    with pytest.raises(ConfigError, match="write encrypt = true, or encrypt = false if the keys are only for"):
         Node(load(None, flags, environment={}))
     assert Node(load(None, flags | {"encrypt": True}, environment={})).writer.format == "parquet.enc"
     assert Node(load(None, flags | {"encrypt": False}, environment={})).writer.format == "parquet"

@@ -194,7 +194,7 @@ async def test_what_was_put_beside_the_chain_under_a_later_term_is_named(looked)
     fake = Manifest(format=2, number=last.number - 1, token=9, leader="fake")
     path = document_path(Manifest, fake.number, 9)
     await looked.change(path, msgspec.json.encode(fake))
-    assert "of a later term than the one that was committed" in await told(looked, path)
+    assert "of a later term than the committed document" in await told(looked, path)
 
 
 async def test_what_was_changed_is_still_told_after_the_next_recording(looked):
@@ -215,7 +215,7 @@ async def test_a_document_that_leaves_others_out_is_named():
     path = document_path(Recording, forged.number, forged.token)
     await archived.change(path, msgspec.json.encode(forged))
     found = await audit(archived.store, deep=True)
-    assert f"{before.parent} does not come before {path}, which names it" in found.problems
+    assert f"{before.parent} is not the predecessor of {path}, which names it" in found.problems
 
 
 async def test_what_a_deposed_leader_has_left_is_no_problem(looked):
@@ -269,7 +269,7 @@ async def test_an_archive_that_was_put_back_is_found_by_nats_and_by_what_was_not
         assert one.path in "\n".join((await audit(looked.store, looked.readers)).problems)
         found = await audit(looked.store, noted=[one], keys=looked.signer and KEYS.public, deep=True)
         [problem] = found.problems
-        assert problem.startswith(f"{one.path} was noted, and the archive ends before it, with ")
+        assert problem.startswith(f"{one.path} was noted, but the archive ends before it, with ")
 
 
 async def test_a_chain_that_was_written_anew_does_not_go_through_what_was_noted():
@@ -283,7 +283,7 @@ async def test_a_chain_that_was_written_anew_does_not_go_through_what_was_noted(
         await chain.commit(archived.store, archived.pointer(Manifest), head, document)
     assert (await audit(archived.store, deep=True)).ok
     found = await audit(archived.store, noted=[noted], deep=True)
-    assert found.problems == (f"{noted.path} was noted, and the archive holds another document of its number",)
+    assert found.problems == (f"{noted.path} was noted, but the archive holds another document with its number",)
 
 
 async def test_without_nats_and_without_a_key_it_is_said_that_nobody_vouches():

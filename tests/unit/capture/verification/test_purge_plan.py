@@ -43,7 +43,7 @@ def test_nothing_goes_that_is_not_proven_or_that_somebody_still_needs(present, f
 def test_the_reason_names_what_ends_it():
     stock = Stock(present=upto(5, 100), ours=upto(5, 100), floors={"consumer billing": 70}, young=90)
     for proven, keep, before, reason in (
-        (upto(5, 100), 0, 71, "consumer billing is not done with what comes after sequence 70"),
+        (upto(5, 100), 0, 71, "consumer billing still needs messages after sequence 70"),
         (upto(5, 60), 0, 61, "sequence 61 is not proven to be stored"),
         (upto(5, 100), 50, 51, "the newest 50 messages are kept"),
         (of(), 0, 5, "sequence 5 is not proven to be stored"),
@@ -52,7 +52,7 @@ def test_the_reason_names_what_ends_it():
         assert (plan.before, plan.reason) == (before, reason)
     alone = Stock(present=upto(5, 100), ours=upto(5, 100), young=90)
     plan = plan_purge(alone, upto(1, 100))
-    assert (plan.before, plan.reason) == (90, "what the stream stored since sequence 90 is too young")
+    assert (plan.before, plan.reason) == (90, "messages from sequence 90 on are too young")
     assert plan_purge(Stock(present=of(), ours=of()), of()).messages == 0
 
 

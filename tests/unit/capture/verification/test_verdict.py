@@ -105,7 +105,7 @@ def test_what_went_before_capture_was_given_it_is_told_apart_from_what_went_at_s
     verdict = compare(held, StreamView(first=31, last=30, delivered=20))
     assert list(verdict.expired.runs()) == [(11, 13), (15, 30)]
     assert list(verdict.unseen.runs()) == [(21, 30)]
-    assert "19 expired in the stream, 10 of these certainly before capture was given them" in verdict.sentence()
+    assert "19 expired in the stream, 10 of these certainly before they were delivered to capture" in verdict.sentence()
 
 
 def test_what_an_earlier_consumer_had_stored_is_no_proof_that_it_was_not_given_more():
@@ -142,8 +142,8 @@ def test_other_subjects_are_not_missing_and_where_nobody_can_tell_that_is_said()
     verdict = compare(held, StreamView(first=1, last=5, unwanted=of(2, 5), doubtful=of(3, 4)))
     assert verdict.ok
     assert (list(verdict.unwanted), list(verdict.unknown)) == ([2], [3, 4])
-    assert "1 not to be captured" in verdict.sentence()
-    assert "nobody can tell what 2 others were (3–4)" in verdict.sentence()
+    assert "1 outside the capture scope" in verdict.sentence()
+    assert "2 others unknown (3–4)" in verdict.sentence()
 
 
 def test_what_is_above_the_streams_last_is_told_apart():
@@ -156,7 +156,7 @@ def test_without_a_stream_nothing_can_be_missing_only_damaged():
     verdict = compare(Holdings(stored=of(1, 5)), None)
     assert verdict.ok
     assert verdict.sentence() == (
-        "2 stored, 2 of them not compacted yet, nobody can tell what 3 others were (2–4); "
-        "every object is sound; the stream was not asked"
+        "2 stored, 2 of them not compacted yet, 3 others unknown (2–4); "
+        "every object is sound; the stream was not compared"
     )
     assert not compare(Holdings(stored=of(1, 5), problems=("blocks/x is missing",)), None).ok

@@ -141,7 +141,7 @@ async def test_of_a_record_that_lies_what_is_really_there_counts():
     store = MemoryStore()
     record = msgspec.structs.replace(await add(store, [1, 2, 3]), sequences=of(1, 2, 9).to_text())
     held = (await read_archive(store, archive([record]))).of("S")
-    assert held.problems == (f"{record.path} does not hold what its record says: without 9, with 3 besides",)
+    assert held.problems == (f"{record.path} differs from its record: without 9, with 3 in addition",)
     assert (held.stored, held.lost, held.proven) == (of(1, 2, 3), of(9), of())
 
 
