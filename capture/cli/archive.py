@@ -15,8 +15,8 @@ from capture.archive.identity import archive_name, claim, require_archive
 from capture.archive.trust import read_trusted
 from capture.archive.view import Picture
 from capture.cli import settings
-from capture.cli.going import going, show_going
-from capture.cli.planned import planned, show_planned
+from capture.cli.going import list_removable, show_removable
+from capture.cli.planned import list_due_groups, show_due_groups
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, CompactionError
 from capture.ingest.source import stream_info
@@ -51,7 +51,7 @@ def sweep(
     """Adopt stored blocks into the manifest once, as the elected leader. Running nodes do this automatically."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, nats)
     if dry_run:
-        show_going(run_async(going(wanted)), as_json)
+        show_removable(run_async(list_removable(wanted)), as_json)
         return
 
     async def once() -> Any:
@@ -80,7 +80,7 @@ def compact(
             wanted, compaction=msgspec.structs.replace(wanted.compaction, min_files=1, max_wait=0.0)
         )
     if dry_run:
-        show_planned(run_async(planned(wanted)), as_json)
+        show_due_groups(run_async(list_due_groups(wanted)), as_json)
         return
 
     async def once() -> Any:

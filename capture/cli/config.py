@@ -20,7 +20,7 @@ import typer
 from capture.archive.heads import SWEEP
 from capture.cli import settings
 from capture.cli.node import run
-from capture.config.load import NEEDED, RELATED, contradictions, given_settings, lacking, read
+from capture.config.load import NEEDED, RELATED, contradictions, find_missing, gather_settings, read
 from capture.config.load import settings as settings_of
 from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
@@ -87,12 +87,12 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_with_flags
 def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: settings.Json = False) -> None:
     """Show every setting, its value, and the flag, variable or file that it comes from. Shows no secrets."""
-    given = given_settings(config, flags)
+    given = gather_settings(config, flags)
     read_config, faults = read(given)
     if faults:
         raise ConfigError(next(iter(faults.values())))
     rows = [
-        (".".join(place), shown(place, value), given.source(place))
+        (".".join(place), redact_value(place, value), given.source(place))
         for setting, whole in settings_of(read_config)
         for place, value in _each(setting, whole)
     ]
@@ -112,7 +112,7 @@ def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
 
     Prints a sentence for each problem.
     """
-    given = given_settings(config, flags)
+    given = gather_settings(config, flags)
     found = problems(given)
     try:
         check_exposure(config, given)
@@ -146,7 +146,7 @@ def problems(given: Given) -> list[str]:
     """
     config, faults = read(given)
     faulty = {place[0] for place in faults}
-    found = [*faults.values(), *lacking(config, tuple(name for name in NEEDED if name not in faulty))]
+    found = [*faults.values(), *find_missing(config, tuple(name for name in NEEDED if name not in faulty))]
 
     def check_setting(attempt: Callable[..., Any], *arguments: Any, of: tuple[str, ...], **options: Any) -> Any:
         if not faulty.isdisjoint(of):
@@ -212,13 +212,13 @@ def _each(setting: Place, value: Any) -> list[tuple[Place, Any]]:
     return [(setting, msgspec.to_builtins(value))]
 
 
-def shown(place: Place, value: Any) -> Any:
+def redact_value(place: Place, value: Any) -> Any:
     """Return the value without parts that may be secret."""
     match place:
         case ("store",):
             return _redact_store(value)
         case ("nats", "servers") if isinstance(value, list):
-            return [shown(place, url) for url in value]
+            return [redact_value(place, url) for url in value]
         case ("nats", "servers") if isinstance(value, str):
             return _redact_servers(value)
         case ("nats", name) if not _NATS.get(name) or isinstance(value, dict | list):

@@ -18,7 +18,7 @@ from natty import Natty
 from natty.cli.tables import PlainConsole, print_document, print_table
 
 
-async def going(config: CaptureConfig) -> list[dict[str, Any]]:
+async def list_removable(config: CaptureConfig) -> list[dict[str, Any]]:
     """Return the objects that a sweep and a compaction would remove now: path, reason, and size if it is known."""
     store = open_store(config.store)
     await require_archive(store)
@@ -48,7 +48,7 @@ def _why(path: str, was_let_go: bool) -> str:
     return "removed from the manifest before" if was_let_go else "a leftover of a writer that died"
 
 
-def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
+def show_removable(found: list[dict[str, Any]], as_json: bool) -> None:
     """Print the objects."""
     if as_json:
         print_document(found)

@@ -18,7 +18,7 @@ from natty import Natty
 from natty.cli.tables import PlainConsole, print_document, print_table
 
 
-async def planned(config: CaptureConfig) -> dict[str, Any]:
+async def list_due_groups(config: CaptureConfig) -> dict[str, Any]:
     """Return the `groups` that are due now, oldest first, and how many blocks wait (`waiting_files`, `…_bytes`)."""
     store, now = open_store(config.store), time.time()
     await require_archive(store)
@@ -52,7 +52,7 @@ def _describe(group: Group, now: float) -> dict[str, Any]:
     }
 
 
-def show_planned(found: dict[str, Any], as_json: bool) -> None:
+def show_due_groups(found: dict[str, Any], as_json: bool) -> None:
     """Print the groups."""
     if as_json:
         print_document(found)

@@ -23,7 +23,7 @@ from capture.errors import CaptureError, ConfigError
 from capture.stores import open_store
 from capture.verification.check import Check, check
 from capture.verification.outputs import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
-from capture.verification.purge import Margin, Plan, Stock, plan_purge, purgeable, take_stock
+from capture.verification.purge import Margin, Plan, Stock, find_purge_subjects, plan_purge, take_stock
 from capture.verification.purge import purge as purge_stream
 from natty import Natty, NattyError, NotConnectedError, RequestTimeoutError
 from natty.cli import connect
@@ -239,7 +239,7 @@ async def _plan(wanted: _Wanted) -> tuple[Check, Plan]:
     with _progress() as on_progress:
         async with Natty(**config.nats) as natty:
             await require_archive(store)
-            await purgeable(natty, config, store)  # anything that refuses does so before everything is read
+            await find_purge_subjects(natty, config, store)  # anything that refuses does so before everything is read
             checked = await check(natty, config, store, on_progress=on_progress)
             return checked, plan_purge(await _stock(natty, wanted), checked.held.proven, wanted.margin.messages)
 

@@ -39,15 +39,15 @@ def load(
     `CAPTURE_LIMITS__MAX_AGE`). Raises ConfigError, which names the wrong setting and the file, variable or flag that
     gave it.
     """
-    given = given_settings(path, flags, environment=environment)
+    given = gather_settings(path, flags, environment=environment)
     check_exposure(path, given)
     config, faults = read(given)
-    if wrong := list(faults.values()) or lacking(config, needs) or contradictions(config, given):
+    if wrong := list(faults.values()) or find_missing(config, needs) or contradictions(config, given):
         raise ConfigError(wrong[0])
     return config
 
 
-def given_settings(
+def gather_settings(
     path: Path | None, flags: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] = os.environ
 ) -> Given:
     """Return the input of `load`: each setting with its origin. Raises ConfigError if the file can't be read."""
@@ -79,7 +79,7 @@ def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
     return msgspec.convert(usable, CaptureConfig, strict=False), faults
 
 
-def lacking(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list[str]:
+def find_missing(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list[str]:
     """Return a sentence for each setting without a default that was not given."""
     said = "no {0} is named: give --{0}, CAPTURE_{1} or {0} in capture.toml"
     named = {"stream": config.stream or config.streams}

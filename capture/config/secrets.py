@@ -19,14 +19,14 @@ HIDDEN = "***"
 _PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a token
 
 
-def shown(struct: msgspec.Struct, instead: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def list_fields(struct: msgspec.Struct, instead: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the names and values of a struct's fields for `repr`; `instead` replaces some values."""
     return [(name, instead.get(name, getattr(struct, name))) for name in struct.__struct_fields__]
 
 
-def said(struct: msgspec.Struct, instead: Mapping[str, Any]) -> str:
-    """Return the names and values of `shown` as one text."""
-    return ", ".join(f"{name}={value!r}" for name, value in shown(struct, instead))
+def describe_fields(struct: msgspec.Struct, instead: Mapping[str, Any]) -> str:
+    """Return the names and values of `list_fields` as one text."""
+    return ", ".join(f"{name}={value!r}" for name, value in list_fields(struct, instead))
 
 
 def check_exposure(path: Path | None, given: Given) -> None:

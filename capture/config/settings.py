@@ -17,7 +17,7 @@ from capture.archive.signing import PublicKeys, Signer, load_signer
 from capture.archive.stored_formats import PARQUET
 from capture.archive.trust import Trust
 from capture.archive.view import GRACE
-from capture.config.secrets import HIDDEN, said, shown
+from capture.config.secrets import HIDDEN, describe_fields, list_fields
 from capture.errors import ConfigError
 from capture.ingest.block import (
     INTERVAL,
@@ -134,10 +134,10 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     class_data: bool = _SPARK.class_data  # keep an archive of Spark's classes, so that sessions start faster
 
     def __repr__(self) -> str:
-        return f"Spark({said(self, {'properties': dict.fromkeys(self.properties, HIDDEN)})})"
+        return f"Spark({describe_fields(self, {'properties': dict.fromkeys(self.properties, HIDDEN)})})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return shown(self, {"properties": dict.fromkeys(self.properties, HIDDEN)})
+        return list_fields(self, {"properties": dict.fromkeys(self.properties, HIDDEN)})
 
     def options(self, *, queries: bool = False) -> SparkOptions:
         """Return the options for a driver that merges, or answers queries."""
@@ -201,10 +201,10 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     logging: Logging = Logging()
 
     def __repr__(self) -> str:
-        return f"CaptureConfig({said(self, {'nats': dict.fromkeys(self.nats, HIDDEN)})})"
+        return f"CaptureConfig({describe_fields(self, {'nats': dict.fromkeys(self.nats, HIDDEN)})})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return shown(self, {"nats": dict.fromkeys(self.nats, HIDDEN)})
+        return list_fields(self, {"nats": dict.fromkeys(self.nats, HIDDEN)})
 
     @property
     def name(self) -> str:

@@ -58,8 +58,8 @@ def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
     """Raise CaptureError if the stream in `info` was not created at the time `created`."""
     if info["created"] != created:
         raise CaptureError(
-            f"stream {stream} was created at {created}, but the server's was created at {info['created']}: it is another"
-            f" stream, whose sequences are not those of the archive"
+            f"stream {stream} was created at {created}, but the server's was created at {info['created']}: it is"
+            f" another stream, with other sequences than the archive's"
         )
 
 

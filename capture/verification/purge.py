@@ -99,7 +99,7 @@ def _find_first_of_newest(present: Sequences, count: int) -> int:
 # --- what the server says --------------------------------------------------------------------------------------------
 
 
-async def purgeable(natty: Natty, config: CaptureConfig, store: Store) -> tuple[str, ...]:
+async def find_purge_subjects(natty: Natty, config: CaptureConfig, store: Store) -> tuple[str, ...]:
     """Return the subjects to be purged, none for all of them.
 
     PurgeRefusedError if the stream can't be purged, if it is not the stream that was captured, or if the messages on
@@ -115,7 +115,7 @@ async def take_stock(
     natty: Natty, config: CaptureConfig, store: Store, margin: Margin, *, now: float, ignore_others: bool = False
 ) -> Stock:
     """Request everything that `plan_purge` needs from the server; `now` in Unix seconds. PurgeRefusedError."""
-    stream, filters = config.stream, await purgeable(natty, config, store)
+    stream, filters = config.stream, await find_purge_subjects(natty, config, store)
     state = await stream_state(natty.jetstream, stream, deleted=True)
     last = state["last_seq"]
     present = Sequences.from_range(max(1, state["first_seq"]), last) - Sequences.from_iterable(
@@ -168,8 +168,9 @@ async def _read_filters(natty: Natty, config: CaptureConfig, stream: Mapping[str
         return ()
     if wanted and stream["retention"] == "workqueue":
         raise PurgeRefusedError(
-            f"stream {config.stream} is a work queue of which only {', '.join(wanted)} is captured: its messages on these"
-            f" subjects can't be determined exactly, since it allows no other reader. Acks delete captured messages"
+            f"stream {config.stream} is a work queue of which only {', '.join(wanted)} is captured: its messages on"
+            f" these subjects can't be determined exactly, since it allows no other reader. Its acks delete captured"
+            f" messages"
         )
     return tuple(wanted)
 

@@ -109,7 +109,7 @@ def _value(name: str, text: str) -> int | str | None:
     return text if name in TEXTS else int(text)
 
 
-def expected(limit: int | None = None) -> list[Answer]:
+def compute_expected(limit: int | None = None) -> list[Answer]:
     """Return the answers to `QUESTIONS`, computed from the CSV directly."""
     carriers: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     days: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])

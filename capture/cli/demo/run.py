@@ -129,7 +129,7 @@ class Demo:
         try:
             with cluster:
                 self.result.plain_text = await plain_text_answer(cluster[0].port)
-                self.view.done(f"The server refuses a client without TLS: {self.result.plain_text}")
+                self.view.finish(f"The server refuses a client without TLS: {self.result.plain_text}")
                 config = self._configure(cluster.urls, files)
                 async with Natty(**config.nats) as natty:
                     await self._job(natty, config)
@@ -215,7 +215,7 @@ class Demo:
         self.result.killed = killed
         self.result.successor = await self._leader(natty, other_than=killed)
         self.result.failover_seconds = time.monotonic() - at
-        self.view.done(
+        self.view.finish(
             f"Killed the sweep's leader, {killed}, with SIGKILL; {self.result.successor} took over"
             f" after {self.result.failover_seconds:.2f} s"
         )
@@ -281,12 +281,12 @@ class Demo:
         self.result.verdict = verdict.sentence()
         complete = sum(one.count for one in picture.files) == self.result.messages == self.total
         self.result.verified = verdict.ok and complete
-        self.view.done(f"Verified: {self.result.verdict}", well=self.result.verified)
+        self.view.finish(f"Verified: {self.result.verdict}", well=self.result.verified)
 
     async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
         """Query Spark, and compare the answers with the CSV read directly."""
         view = SparkView(objects=picture.files, payload_schema=flights.COLUMNS)
-        expected = await asyncio.to_thread(flights.expected, self.options.rows)
+        expected = await asyncio.to_thread(flights.compute_expected, self.options.rows)
         async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
             for question, wanted in zip(flights.QUESTIONS, expected, strict=True):
                 answer = await spark.query(config.store, {"flights": view}, question.sql)

@@ -87,7 +87,7 @@ class View:
         """Print a step that begins."""
         self._console.print(f"… {text}", highlight=False)
 
-    def done(self, text: str, *, well: bool = True) -> None:
+    def finish(self, text: str, *, well: bool = True) -> None:
         """Print a step that has ended, and whether it succeeded."""
         self._console.print(f"{'[green]✓[/green]' if well else '[red]✗[/red]'} {text}", highlight=False)
 

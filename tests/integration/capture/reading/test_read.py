@@ -212,7 +212,7 @@ async def test_a_stream_that_is_another_one_or_is_gone_is_not_read(natty, archiv
         await numbers(config, natty=natty)
     assert await numbers(config) == [1, 2, 3]
     await natty.ensure_stream(config.stream, subjects=[f"{config.stream}.*"])
-    with pytest.raises(CaptureError, match="it is another stream"):
+    with pytest.raises(CaptureError, match="it is another stream, with other sequences"):
         await numbers(config, natty=natty)
 
 

@@ -11,7 +11,7 @@ from patient import PATIENCE
 from rich.console import Console
 
 from capture.archive.heads import SWEEP
-from capture.cli.going import show_going
+from capture.cli.going import show_removable
 from capture.cli.status import look, pages
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
@@ -128,12 +128,12 @@ def test_what_would_go_is_shown_with_its_sum(capsys):
         {"path": "blocks/a", "why": "rule 1, older_than", "messages": 1200, "bytes": 34_000},
         {"path": "blocks/[/b]", "why": "a leftover of a writer that died"},
     ]
-    show_going(going, as_json=False)
+    show_removable(going, as_json=False)
     out = capsys.readouterr().out
     assert "blocks/[/b]" in out
     assert "retention would remove 1 objects with 1,200 messages, 34,000 bytes" in out
     assert "1 objects that are no longer needed would be deleted" in out
-    show_going(going, as_json=True)
+    show_removable(going, as_json=True)
     assert json.loads(capsys.readouterr().out) == going
 
 

@@ -7,8 +7,8 @@ import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 from secret import write_secret
 
-from capture.cli.config import problems, shown
-from capture.config.load import given_settings, load
+from capture.cli.config import problems, redact_value
+from capture.config.load import gather_settings, load
 from capture.errors import CaptureError
 from capture.node.node import Node
 from natty import NattyError
@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 def found(file: Path, text: str, flags: dict[str, Any] | None = None, **environment: str) -> list[str]:
     file.write_text(text)
     return [
-        one.replace(f"{file.parent}/", "") for one in problems(given_settings(file, flags, environment=environment))
+        one.replace(f"{file.parent}/", "") for one in problems(gather_settings(file, flags, environment=environment))
     ]
 
 
@@ -149,7 +149,7 @@ PEM = "PRIVATE KEY"
     ],
 )
 def test_no_secret_is_shown(place: str, value: Any, expected: Any) -> None:
-    assert shown(tuple(place.split(".", 2)), value) == expected
+    assert redact_value(tuple(place.split(".", 2)), value) == expected
 
 
 def test_a_wrong_variable_of_the_connection_is_not_put_down_to_the_file(

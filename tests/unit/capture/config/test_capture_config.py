@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 
-from capture.config.load import given_settings, load, read
+from capture.config.load import gather_settings, load, read
 from capture.config.provenance import lines_of
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
@@ -209,21 +209,21 @@ def test_a_setting_of_another_table_is_suggested_with_its_table(file: Path) -> N
 def test_the_last_one_to_give_a_value_is_its_source(file: Path) -> None:
     file.write_text(NAMED + "[limits]\nmax_age = 3\nmax_bytes = 9\nmax_messages = 9\n")
     environment = {"CAPTURE_LIMITS__MAX_AGE": "4", "CAPTURE_LIMITS__MAX_BYTES": "5", "CAPTURE_KEYS": "k:v"}
-    given = given_settings(file, {"limits.max_age": 5.0, "stream": None}, environment=environment)
+    given = gather_settings(file, {"limits.max_age": 5.0, "stream": None}, environment=environment)
     names = ("max_age", "max_bytes", "max_messages", "interval")
     sources = [given.source(("limits", name)) for name in names]
     assert sources == ["flag --max-age", "variable CAPTURE_LIMITS__MAX_BYTES", f"file {file}, line 6", "default"]
     assert given.source(("stream",)) == f"file {file}, line 1"
     assert "k:v" not in repr(given)
-    assert "sesame" not in repr(given_settings(None, environment={"CAPTURE_NATS__PASSWORD": "sesame"}))
+    assert "sesame" not in repr(gather_settings(None, environment={"CAPTURE_NATS__PASSWORD": "sesame"}))
 
 
 def test_a_store_section_has_the_sources_of_all_its_settings(file: Path) -> None:
     file.write_text('stream = "S"\n[store]\nurl = "s3://b"\nregion = "r"\n')
-    given = given_settings(file, environment={"CAPTURE_STORE__TIMEOUT": "9"})
+    given = gather_settings(file, environment={"CAPTURE_STORE__TIMEOUT": "9"})
     assert given.source(("store",)) == f"file {file}, line 3, variable CAPTURE_STORE__TIMEOUT"
     assert read(given)[0].store == "s3://b?region=r&timeout=9"
-    given = given_settings(file, {"store": "/data"}, environment={"CAPTURE_STORE__TIMEOUT": "9"})
+    given = gather_settings(file, {"store": "/data"}, environment={"CAPTURE_STORE__TIMEOUT": "9"})
     assert (given.source(("store",)), read(given)[0].store) == ("flag --store", "/data")
 
 
@@ -271,7 +271,7 @@ n = 1
 
 def test_what_can_be_used_is_read_beside_what_can_not(file: Path) -> None:
     file.write_text(NAMED + 'lease = 0\nformat = 3\ndecoder = "json"\n[limits]\nmax_age = 7\nmax_ages = 7\n')
-    config, faults = read(given_settings(file, environment={}))
+    config, faults = read(gather_settings(file, environment={}))
     assert (config.lease, config.format, config.decoder, config.limits.max_age) == (2.0, "parquet", "json", 7.0)
     assert list(faults) == [("lease",), ("format",), ("limits", "max_ages")]
 
