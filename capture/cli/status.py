@@ -147,7 +147,7 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     table.add_row(f"table {state.table}", files + compacted)
     for one in state.tables:
         known = f"{one.snapshots:,} snapshots, the current one is {one.current} of {_time(one.made)}"
-        table.add_row(f"Iceberg {one.stream}", f"{known}; {_going(one)}")
+        table.add_row(f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}")
     if healed := sum(one.healed for one in state.streams):
         table.add_row("healed", f"{healed:,} messages that no node had stored, by {state.leader}")
     for sentence in filter(None, (stream.gone_sentence() for stream in state.streams)):
@@ -194,7 +194,7 @@ def _nodes(nodes: list[Heard]) -> Rows:
     return Rows(columns, rows)
 
 
-def _going(table: TableState) -> str:
+def _describe_expiry(table: TableState) -> str:
     """Return a sentence for when the next snapshot expires. A due one is removed at the compaction's next check."""
     if table.expires is None:
         return "none expires"
