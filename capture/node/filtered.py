@@ -69,7 +69,7 @@ class Search:
 def is_wanted(progress: Progress, sequence: int, subject: str) -> bool:
     """Return whether a message should be captured and has one of the subjects that are captured now."""
     filters = progress.backlog.filters
-    return progress.is_asked(sequence, subject) and (">" in filters or covers(filters, subject))
+    return progress.is_in_scope(sequence, subject) and (">" in filters or covers(filters, subject))
 
 
 async def narrow(doubted: Sequences, known: Sequences, count: Count) -> Sequences:

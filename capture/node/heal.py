@@ -117,7 +117,7 @@ class Healer:
                 await self.release(progress, present & found.held)
             elif progress.interest and self._acks:
                 await self._acknowledge(progress, present & found.held)
-            unstored: Sequences | None = gaps & present - progress.unasked
+            unstored: Sequences | None = gaps & present - progress.before_scope
             if not progress.whole:
                 unstored = await self._search.unstored(progress, found, present)
             if unstored is not None:

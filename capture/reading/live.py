@@ -34,7 +34,7 @@ class Seen:
     rows: pa.RecordBatch | None = None
 
 
-async def live(
+async def read_live(
     natty: Natty, stream: str, info: dict[str, Any], after: int, *, follow: bool = False
 ) -> AsyncGenerator[Seen, None]:
     """Yield what the stream holds after a sequence: up to its last one in `info`, or without end with `follow`.

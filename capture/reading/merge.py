@@ -271,7 +271,7 @@ async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spoole
         raise GoneError(stored.path, str(error)) from error
 
 
-def after(rows: pa.RecordBatch | None, sequence: int, upto: int) -> pa.RecordBatch | None:
+def slice_after(rows: pa.RecordBatch | None, sequence: int, upto: int) -> pa.RecordBatch | None:
     """Return the rows after a sequence, up to another one, included; None if there are none."""
     if not rows:
         return None

@@ -26,8 +26,8 @@ from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, DataLossError, NotStoredError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
-from capture.reading.live import check_same, live
-from capture.reading.merge import GoneError, Look, after, merge_shares
+from capture.reading.live import check_same, read_live
+from capture.reading.merge import GoneError, Look, merge_shares, slice_after
 from capture.reading.shares import Selection, Share, sequences_of, shares
 from capture.stores import Store
 from natty import Natty
@@ -110,7 +110,7 @@ class Crossing:
         return f"Crossing({self._place.stream}, at {self.position})"
 
     async def batches(self, columns: Sequence[str] = SCHEMA.names) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield every selected message in order. Raises as `reading.merge.read_stored` and `reading.live.live` do."""
+        """Yield every selected message in order. Raises as `merge.read_stored` and `live.read_live` do."""
         wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *self._selection.columns}]
         view = await self._view()
         await self._begin(view)
@@ -205,7 +205,9 @@ class Crossing:
         place, last = self._place, self._selection.end_sequence
         if run := long_run(known):
             last = min(last, run - 1)
-        async with aclosing(live(place.natty, place.stream, view.info, self.position, follow=self._follow)) as steps:
+        async with aclosing(
+            read_live(place.natty, place.stream, view.info, self.position, follow=self._follow)
+        ) as steps:
             async for seen in steps:
                 rows = seen.rows.select(list(columns)) if seen.rows else None
                 async for batch in self._fill_holes(rows, min(seen.upto, last), columns):
@@ -218,7 +220,7 @@ class Crossing:
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the messages up to this sequence: the stream's rows, and those that left it from the archive."""
         while self.position < upto:
-            rows = after(rows, self.position, upto)
+            rows = slice_after(rows, self.position, upto)
             there = Sequences.from_iterable(rows.column("sequence").to_pylist() if rows else ())
             holes = Sequences.from_range(self.position + 1, upto) - there
             plan = await self._locate(holes) if holes else []

@@ -54,7 +54,7 @@ class Progress:
     removal: str = ""  # why messages may have left the stream
 
     @property
-    def unasked(self) -> Sequences:
+    def before_scope(self) -> Sequences:
         """The sequences before the start of every durable."""
         return Sequences.from_range(1, min((one.start for one in self.asked), default=1) - 1)
 
@@ -63,7 +63,7 @@ class Progress:
         """Whether messages of all subjects were always to be captured."""
         return self.backlog.gets_all and not any(one.filter_subjects for one in self.asked)
 
-    def is_asked(self, sequence: int, subject: str) -> bool:
+    def is_in_scope(self, sequence: int, subject: str) -> bool:
         """Return whether a message was to be captured."""
         return not self.asked or any(one.start <= sequence and one.takes(subject) for one in self.asked)
 

@@ -339,7 +339,7 @@ def _advice(held: Holdings, said: Explained, missing: Sequences, version: Versio
     if missing and held.problems and not held.objects:
         advice.append("the store does not hold the archive that NATS knows: check the store, see docs/moving.md")
     elif missing:
-        advice.append(said.to_do(version))
+        advice.append(said.advise(version))
     if held.lost:
         advice.append(
             "messages of damaged objects that the stream still has are delivered again to a node with another durable"

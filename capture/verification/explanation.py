@@ -31,7 +31,7 @@ class Explained:
     stored: Sequences = field(default_factory=Sequences)
     leader: bool = False
 
-    def to_do(self, version: Version) -> str:
+    def advise(self, version: Version) -> str:
         """Return a sentence that says what stores the missing messages, or what to do first if nothing can."""
         need = NEEDS["leader election"]
         if self.leader:
@@ -45,13 +45,13 @@ class Explained:
         return "no node sweeps this archive: start one, it stores missing messages that the stream still has"
 
 
-async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Sequences, asked: float) -> Explained:
-    """Return what a sweep reports about these messages that began after `asked` (Unix seconds of the server's clock).
+async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Sequences, since: float) -> Explained:
+    """Return what a sweep reports about these messages that began after `since` (Unix seconds of the server's clock).
 
     Waits for that sweep while a node runs and none is late. StoreError, ManifestError.
     """
     try:
-        found = await _wait_for_sweep(natty, config, asked)
+        found = await _wait_for_sweep(natty, config, since)
     except (NattyError, CaptureError):
         found = None
     if found is None:
@@ -63,8 +63,8 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
     return Explained(_select_awaited(found, missing) - stored, stored, leader=True)
 
 
-async def _wait_for_sweep(natty: Natty, config: CaptureConfig, asked: float) -> StreamState | None:
-    """Return the stream's state as published by a sweep that began after `asked`; None if none does so in time."""
+async def _wait_for_sweep(natty: Natty, config: CaptureConfig, since: float) -> StreamState | None:
+    """Return the stream's state as published by a sweep that began after `since`; None if none does so in time."""
     board, published, now = Board(natty, config.name), set[float](), asyncio.get_running_loop().time
     deadline = now() + LATE * config.sweep.every + ALLOWANCE
     while now() < deadline:
@@ -73,7 +73,7 @@ async def _wait_for_sweep(natty: Natty, config: CaptureConfig, asked: float) -> 
             return None
         if view.state:
             published.add(view.state.swept)
-            if view.state.swept > asked or len(published) > 2:  # clocks differ: the third began after `asked`
+            if view.state.swept > since or len(published) > 2:  # clocks differ: the third began after `since`
                 return next((one for one in view.state.streams if one.stream == config.stream), None)
         await asyncio.sleep(LOOK)
     return None
