@@ -131,7 +131,7 @@ def permissions(
     config: settings.Config = None,
     stream: settings.Stream = None,
     durable: Annotated[str | None, typer.Option(help="Name of the durable consumer.")] = None,
-    setup: Annotated[bool, typer.Option("--setup", help="Also permit to create missing buckets.")] = False,
+    setup: Annotated[bool, typer.Option("--setup", help="Also permit the creation of missing buckets.")] = False,
     inbox: Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes.")] = INBOX,
 ) -> None:
     """Print the NATS permissions that a role needs, for the server's configuration. Does not connect."""
