@@ -192,7 +192,10 @@ def test_every_file_with_a_secret_is_refused_where_others_may_read_it(tmp_path):
 # --- files that we write ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "said"), [(0o644, "can be read by others (mode 0644): chmod 600"), (0o600, "")])
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [(0o644, "other users can read the file that the key is written to (mode 0644): chmod 600"), (0o600, "")],
+)
 def test_who_puts_a_new_key_into_a_file_that_others_may_read_is_told(tmp_path, mode, said):
     path = write_secret(tmp_path / "key", "")
     path.chmod(mode)
