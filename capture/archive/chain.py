@@ -127,7 +127,7 @@ def _check_place(document: Kind, path: str) -> Kind:
     parts = document_parts(type(document), path)
     if parts is not None and parts[:2] != (document.number, document.token):
         raise ManifestError(
-            f"{path} holds document {document.number} of term {document.token}: it was put in another one's place"
+            f"{path} holds document {document.number} of term {document.token}: it is in another document's place"
         )
     return document
 

@@ -210,14 +210,14 @@ def _begin(file: IO[bytes]) -> bytes:
 
 def _check_place(header: Header, described: object) -> None:
     if header.holds != Facts.of(described):
-        raise CipherError(f"it is another object, {header.holds}, put in the place of {Facts.of(described)}")
+        raise CipherError(f"it is another object, {header.holds}, in the place of {Facts.of(described)}")
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
     """Return the header of an encrypted object, and where its ciphertext begins. CipherError for other data."""
     begins = len(MAGIC) + LENGTH.size
     if not data.startswith(MAGIC) or len(data) < begins:
-        raise CipherError("it is no encrypted object, or one of a newer format than this version reads")
+        raise CipherError("it is not an encrypted object, or it has a newer format than this version reads")
     (length,) = LENGTH.unpack_from(data, len(MAGIC))
     try:
         header = msgspec.json.decode(data[begins : begins + length], type=Header)

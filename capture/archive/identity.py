@@ -93,7 +93,7 @@ async def require_archive(store: Store, stream: str = "") -> None:
     if not await holds_archive(store):
         raise NoArchiveError(
             f"there is no archive in {store.url}: it has no {ARCHIVE}, nothing was ever captured into it. Check the"
-            f" store (--store, CAPTURE_STORE, store in capture.toml); a node makes the archive, with `capture run`"
+            f" store (--store, CAPTURE_STORE, store in capture.toml); `capture run` creates the archive"
         )
     if stream:
         known = sorted(one.stream for one in await claimed(store))
@@ -138,8 +138,8 @@ async def _declare(store: Store, signer: Signer | None) -> None:
     if signer is None:
         if declared:
             raise ConfigError(
-                f"the archive in {store.url} is signed, with the key {', '.join(declared)}, and this node has none to"
-                f" sign with: name the file in signing_key_file, or set {SIGNING_VARIABLE}"
+                f"the archive in {store.url} is signed, with the key {', '.join(declared)}, and this node has no key "
+                f"to sign with: name the file in signing_key_file, or set {SIGNING_VARIABLE}"
             )
         return
     keys = declared | signer.keys.public.lines()

@@ -27,7 +27,7 @@ def parse_keys(text: str, where: str) -> dict[str, bytes]:
         try:
             keys[name] = b64decode(encoded, validate=True)
         except ValueError:
-            raise ConfigError(f"{where}: the key {name!r} is no base64") from None
+            raise ConfigError(f"{where}: the key {name!r} is not base64") from None
     try:
         check_keys(keys)
     except ConfigError as error:
@@ -65,5 +65,5 @@ def read_key_file(key_file: str, *, secret: bool = False) -> str:
             check_private(key_file, "the key file")
         return Path(key_file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"the key file {key_file} can't be read: {why}") from error

@@ -35,7 +35,7 @@ async def describe(store: Store) -> None:
     except AlreadyStoredError:
         found = version_of(await store.get_range(README, 0, TITLE_BYTES))
     if found is None:
-        log.warning("%s in %s is not the archive's description: it was left alone", README, store.url)
+        log.warning("%s in %s is not the archive's description: it was not changed", README, store.url)
     elif found < VERSION:
         await store.put(README, text(), if_absent=False)
 

@@ -71,7 +71,7 @@ class PublicKeys:
             self._keys[signature.key].verify(signature.ed25519, _message(archive, path, document))
         except InvalidSignature:
             raise SignatureError(
-                f"{path} has a wrong signature: it was changed, put there from another place, or signed with another"
+                f"{path} has a wrong signature: it was changed, moved there from another place, or signed with another"
                 f" key that is called {signature.key!r}"
             ) from None
 

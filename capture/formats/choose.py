@@ -61,7 +61,7 @@ def reader(format: str, keys: Keys | None = None) -> BlockWriter:
     encrypted = endings[-1:] == [ENDING]
     compressions = endings[: len(endings) - encrypted]
     if plain not in FORMATS or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
-        raise FormatError(f"{format!r} is no format that this version reads")
+        raise FormatError(f"{format!r} is not a format that this version reads")
     codecs = [ENDINGS[ending] for ending in compressions]
     return BlockWriter(_plain(plain), *codecs, keys=keys, encrypts=encrypted)
 

@@ -62,7 +62,7 @@ class Unframed(io.RawIOBase):
     def _chunk(self) -> bytes:
         """Return the next chunk with its head: a kind in one byte, and its length in three."""
         if not self._begun and self._file.read(len(IDENTIFIER)) != IDENTIFIER:
-            raise FormatError("it is no framed Snappy")
+            raise FormatError("it is not framed Snappy")
         self._begun = True
         head = self._file.read(4)
         length = int.from_bytes(head[1:], "little")

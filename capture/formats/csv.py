@@ -173,7 +173,7 @@ def _first_rows(data: bytes) -> pa.Table:
             ),
         )
     except (pa.ArrowException, KeyError) as error:
-        raise FormatError(f"it is no CSV of capture's: {error}") from error
+        raise FormatError(f"it is not a CSV file of capture: {error}") from error
     return table.filter(pc.equal(table["row"], "0"))
 
 

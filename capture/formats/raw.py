@@ -84,17 +84,17 @@ def _records(file: IO[bytes], part_bytes: int) -> Iterator[Records[Any]]:
         records, ends, lacking = _parse(data, begin.stream, left)
         left -= len(records)
         if not left and ends < len(data):
-            raise FormatError(f"it goes on behind its {begin.count:,} messages")
+            raise FormatError(f"it continues after its {begin.count:,} messages")
         held = [data[ends:]]
         if len(records):
             yield records
     if left:
-        raise FormatError(f"it is cut off: the last {left:,} of its {begin.count:,} messages lack")
+        raise FormatError(f"it is cut off: the last {left:,} of its {begin.count:,} messages are missing")
 
 
 def _begin(file: IO[bytes]) -> _Begin:
     if file.read(len(MAGIC)) != MAGIC:
-        raise FormatError(f"it does not begin with {MAGIC!r}: it is no raw block, or one of a newer format")
+        raise FormatError(f"it does not begin with {MAGIC!r}: it is not a raw block, or it has a newer format")
     try:
         (length,) = LENGTH.unpack(file.read(LENGTH.size))
         if length > MOST_BYTES:

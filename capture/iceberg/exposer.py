@@ -156,7 +156,7 @@ class Exposer:
             await _each([one.manifest_path for one in manifests], fetch)
         except (ManifestError, NotStoredError) as error:
             log.error(
-                "the Iceberg table in %s is made anew, without its past: %s",
+                "the Iceberg table in %s is created again, without its history: %s",
                 exposed.location,
                 error,
                 extra={"action": "iceberg_anew"},

@@ -99,11 +99,11 @@ class StoreFiles(FileIO):
 
     def new_output(self, location: str) -> OutputFile:
         """Raises NotImplementedError: the catalog is read-only."""
-        raise NotImplementedError("an archive's leader alone writes")
+        raise NotImplementedError("only an archive's leader writes")
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Raises NotImplementedError: the catalog is read-only."""
-        raise NotImplementedError("an archive's leader alone deletes")
+        raise NotImplementedError("only an archive's leader deletes")
 
 
 class _StoredFile(InputFile):

@@ -224,14 +224,14 @@ class View:
 
     def troubles(self, *, leader: str) -> list[str]:
         """Return a sentence for each problem. `leader` is the sweep's leader by the election, "" if there is none."""
-        found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
+        found = [] if leader else ["the sweep has no leader: stored blocks are not adopted"]
         found += few(self.unreadable)
         if self.state is None:
             return [*found, "the archive was never swept"]
         if self.is_late:
             found.append(f"the last sweep was {self.ago:.0f} s ago, and one is due every {self.state.every:g} s")
         found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
-        found += few([f"{path} is named by an entry, and not there" for path in self.state.dangling])
+        found += few([f"{path} is named by an entry and missing" for path in self.state.dangling])
         found += few([f"an entry can't be read: {text}" for text in self.state.unreadable])
         found += [differing] if (differing := disagreement(self.locations)) else []
         found += [f"{one.node.node}: {text}" for one in self.nodes if not one.is_late for text in one.node.troubles]
@@ -256,7 +256,7 @@ def disagreement(locations: Mapping[str, str]) -> str:
     if len(by_location) < 2:
         return ""
     said = ", ".join(f"{location} ({node})" for location, node in sorted(by_location.items()))
-    return f"nodes know the archive by different URLs, {said}: set [table] location to the one of engines on all nodes"
+    return f"nodes use different URLs for the archive, {said}: set [table] location to the URL of engines on all nodes"
 
 
 class Board:

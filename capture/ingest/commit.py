@@ -75,11 +75,11 @@ class CommitOptions:
         if self.attempts < 1:
             raise ConfigError(f"attempts must be at least 1, not {self.attempts}")
         if not 0 <= self.backoff <= self.max_backoff:
-            raise ConfigError(f"backoff {self.backoff} s must lie between 0 and max_backoff {self.max_backoff} s")
+            raise ConfigError(f"backoff {self.backoff} s must be between 0 and max_backoff {self.max_backoff} s")
         if self.give_up <= 0:
             raise ConfigError(f"give_up must be greater than 0 s, not {self.give_up}")
         if any(delay < 0 for delay in self.redeliver_after):
-            raise ConfigError(f"redeliver_after must hold no negative number of seconds, as {self.redeliver_after}")
+            raise ConfigError(f"redeliver_after must not contain a negative number of seconds: {self.redeliver_after}")
 
 
 class Committer:
@@ -221,8 +221,8 @@ class Committer:
                 if attempt == self.options.attempts:
                     raise _count_attempts(attempt, error) from error
                 pause = self._pause(attempt)
-                state = f"{self._store.url} refused an object ({type(error).__name__}), it is tried again"
-                said = f"{error}; trying again in {pause:.1f} s"
+                state = f"{self._store.url} refused an object ({type(error).__name__}), retrying"
+                said = f"{error}; retrying in {pause:.1f} s"
                 self._repeated.warning(state, said, extra={"action": "store_retry", "path": path})
             await self._sleep(pause)
         raise AssertionError("the last attempt returns or raises")

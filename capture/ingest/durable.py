@@ -106,8 +106,8 @@ async def _record(natty: Natty, store: Store, wanted: Durable) -> None:
             await read_record(store, asked.path)
         except NotStoredError:
             raise ConfigError(
-                f"consumer {wanted.name} of stream {wanted.stream} has delivered messages before this archive knew of"
-                f" it, so that where it began is not known: name another durable, or let it begin at a sequence"
+                f"consumer {wanted.name} of stream {wanted.stream} delivered messages before this archive recorded "
+                "it, so its start is not known: name another durable, or set start to a sequence"
             ) from None
     else:
         await write_record(store, asked)
@@ -132,9 +132,11 @@ async def _explain(natty: Natty, wanted: Durable, error: JetStreamError) -> Conf
     what = f"stream {wanted.stream} is a work queue"
     if error.err_code in _WORK_QUEUE_ACK:
         way_out = "Leave group out" if wanted.pinned else 'Use ack = "explicit"'
-        return ConfigError(f"{what}: it takes no consumer that acknowledges several messages at once. {way_out}")
+        return ConfigError(
+            f"{what}: it does not accept a consumer that acknowledges several messages at once. {way_out}"
+        )
     if error.err_code in _WORK_QUEUE_START:
-        return ConfigError(f'{what}: each of its messages has to be delivered. Use start = "all"')
+        return ConfigError(f'{what}: each of its messages must be delivered. Use start = "all"')
     if error.err_code in _NOT_UNIQUE:
         others = await all_consumers(natty.jetstream, wanted.stream)
         named = "; ".join(f"{one['name']} ({_subjects(_filters(one['config']))})" for one in others.found)

@@ -47,7 +47,7 @@ def resolved_by(resolve: Callable[[Partition], str]) -> Layout:
             return _check_folder(resolve(partition))
         except Exception as error:
             log.error(
-                "the layout gave key %r no folder, it is laid out in the way of Hive: %s",
+                "the layout gave key %r no valid folder, the Hive layout is used: %s",
                 partition.key,
                 str(error) or type(error).__name__,
                 extra={"action": "layout_failed"},

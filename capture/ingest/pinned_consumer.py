@@ -164,7 +164,7 @@ class PinnedReader:
                     if not read(batch):
                         return
         except DeliveryGap as gap:
-            log.warning("%s: what got lost on its way is asked for again: %s", self.consumer, gap)
+            log.warning("%s: messages were lost in transit, requesting them again: %s", self.consumer, gap)
             await asyncio.sleep(TICK)
 
     def _await_pin(self, batch: Batch) -> bool:
@@ -174,7 +174,7 @@ class PinnedReader:
     def _read(self, batch: Batch) -> bool:
         messages = self._pin.strip_marks(batch.raw)
         if messages is None:
-            raise DeliveryGap("there are messages under another pin than ours")
+            raise DeliveryGap("messages were delivered under another pin")
         self._floor.note_delivery(batch.replies)
         self._unsettled.add(batch.replies)
         self.arrived += messages
@@ -190,7 +190,7 @@ class PinnedReader:
         except ConnectionClosedError:
             raise
         except NattyError as error:
-            state = f"consumer {self.consumer} of stream {self._stream} can't be begun yet"
+            state = f"consumer {self.consumer} of stream {self._stream} can't be started yet"
             self._repeated.warning(state, f"{state}: {error}")
             await self._look()
             return False
@@ -206,7 +206,7 @@ class PinnedReader:
         except NattyError as error:
             if isinstance(error, JetStreamError) and error.code != UNAVAILABLE:
                 raise
-            state = f"consumer {self.consumer} of stream {self._stream} can't be seen"
+            state = f"consumer {self.consumer} of stream {self._stream} can't be inspected"
             self._repeated.warning(state, f"{state}: {error}")
         await asyncio.sleep(TICK)
 
@@ -274,5 +274,5 @@ class PinnedReader:
             if self._pull is not None:
                 say(self._pull)
         except NotConnectedError:
-            state = f"{self.consumer}: the server could not be told what is stored: no connection"
+            state = f"{self.consumer}: the stored messages could not be acknowledged: no connection"
             self._repeated.warning(state, state)

@@ -199,7 +199,7 @@ class InFlight:
         elif not self._has_warned and (unacknowledged > limit or block.reason == PENDING):
             self._has_warned = True
             log.warning(
-                "%d messages are not acknowledged yet, and max_pending is %d: blocks are sealed before their time, and "
+                "%d messages are not acknowledged yet, and max_pending is %d: blocks are sealed early, and "
                 "the server stops delivering at the consumer's max_ack_pending. Raise both, lower max_age or "
                 "max_messages, or use a faster store or more nodes",
                 unacknowledged,

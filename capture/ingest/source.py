@@ -198,7 +198,7 @@ class Source:
                     floor.begin()
                     return True
                 if asyncio.get_running_loop().time() > deadline:
-                    raise NotAloneError(f"{self._others()}: it asks for messages right now, {waiting} times")
+                    raise NotAlone(f"{self._others()}: it requests messages right now, {waiting} times")
             except ConnectionClosedError:
                 raise
             except (RequestTimeoutError, NotConnectedError, JetStreamError) as error:
@@ -250,5 +250,5 @@ class Source:
             if replies:
                 say(replies)
         except NotConnectedError:
-            text = f"{len(replies)} {otherwise}: no connection; they come again after ack_wait"
+            text = f"{len(replies)} {otherwise}: no connection; the server delivers them again after ack_wait"
             self._repeated.warning(f"{otherwise}, no connection", text, messages=len(replies))

@@ -103,8 +103,8 @@ class Spill:
         full = error.errno in FULL
         raise SpillError(
             f"the folder of the buffers, {self.folder}, {'is full' if full else 'cannot be written'} "
-            f"({error.strerror}): what was not stored yet goes back to the server, nothing is lost; "
-            f"{'free space there, set buffers.max_disk_bytes to less than there is' if full else 'check it'}, "
+            f"({error.strerror}): messages that are not stored yet are returned to the server, nothing is lost; "
+            f"{'free space there, set buffers.max_disk_bytes to less than the free space' if full else 'check it'}, "
             "or name another one as buffers.folder"
         ) from error
 

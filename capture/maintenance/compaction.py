@@ -71,7 +71,7 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
     would hold a sequence twice.
     """
     if len(groups) != len(merged):
-        raise CompactionError(f"{len(groups)} groups were to be merged, {len(merged)} results came back")
+        raise CompactionError(f"{len(groups)} groups were sent to the merge, {len(merged)} results were returned")
     blocks, files = ({one.path: one for one in part} for part in (picture.blocks, picture.files))
     live = blocks | files
     for group, result in zip(groups, merged, strict=True):
@@ -110,7 +110,7 @@ def _check_result(group: Group, merged: Merged) -> None:
     outputs = {one.path: one for one in merged.outputs}
     for part in group.parts:
         wrong += _differences(group, part, outputs.pop(part.output, None), expected.within(part.first, part.last))
-    wrong += [f"a file {path} was written that nobody asked for" for path in outputs]
+    wrong += [f"a file {path} was written without a request" for path in outputs]
     if wrong:
         raise CompactionError(
             f"the merge into {group.output} doesn't add up, nothing was committed: {'; '.join(wrong)}"
@@ -259,7 +259,7 @@ async def _merge_due(
     while groups := due(left_out):
         answers = await engine.merge(store_url, groups)
         if len(groups) != len(answers):
-            raise CompactionError(f"{len(groups)} groups were to be merged, {len(answers)} results came back")
+            raise CompactionError(f"{len(groups)} groups were sent to the merge, {len(answers)} results were returned")
         pairs = list(zip(groups, answers, strict=True))
         failed += [f"{group.output} could not be merged: {one.failed}" for group, one in pairs if one.failed]
         sound = [(group, one) for group, one in pairs if not one.failed]

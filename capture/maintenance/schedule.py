@@ -56,7 +56,7 @@ class Schedule:
             CronSim(self.cron, datetime.fromtimestamp(0, UTC))
         except CronSimError as error:
             raise ConfigError(
-                f"{self.cron!r} is no cron expression (minute hour day month weekday): {error}"
+                f"{self.cron!r} is not a cron expression (minute hour day month weekday): {error}"
             ) from error
 
     def moment(self, now: float, waiting: Sequence[Stored]) -> Moment:

@@ -303,7 +303,7 @@ class Reading:
             raw = await self._natty.connection.request(api, b'{"seq":%d}' % message.sequence)
         except NattyError as error:
             self.trouble = (
-                f"message {message.sequence} has a subject that is not UTF-8, which takes allow_direct: {error}"
+                f"message {message.sequence} has a subject that is not UTF-8, which requires allow_direct: {error}"
             )
             return None
         lines = raw[2][raw[2].rfind(b"\r\nNats-Stream: ") :].split(b"\r\n")
@@ -311,7 +311,7 @@ class Reading:
         if subject is None:
             status = raw[2].partition(b"\r\n")[0].removeprefix(b"NATS/1.0 ").decode("utf-8", "replace")
             which = f"message {message.sequence} has a subject that is not UTF-8"
-            self.trouble = f"{which}, and a direct get does not say it: {status}"
+            self.trouble = f"{which}, and a direct get does not return it: {status}"
         return subject
 
 
@@ -320,7 +320,7 @@ async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
     try:
         return elapsed() - (await board.read()).held_for
     except (CaptureError, NattyError) as error:
-        log.info("it is not known what nodes hold: %s", error, extra={"action": "no_progress"})
+        log.info("the messages that nodes hold are not known: %s", error, extra={"action": "no_progress"})
         return -math.inf
 
 

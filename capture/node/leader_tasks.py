@@ -225,7 +225,7 @@ class Duty:
         for failed in done.failed:
             log.error("%s", failed, extra={"action": "merge_failed"})
         if done.conflicts:
-            text = "values did not fit the table's columns, payloads keep them: %s"
+            text = "values did not fit the table's columns, the payloads keep them: %s"
             log.warning(text, done.conflicts, extra={"action": "schema"})
         return done
 
@@ -248,7 +248,7 @@ class Duty:
         try:
             said = (await Board(self.natty, self.config.name).read()).locations
         except (CaptureError, NattyError) as error:
-            return f"where it is for other nodes is not known: {error}"
+            return f"its location for other nodes is not known: {error}"
         return disagreement({**said, self.node: self.location})
 
     async def _earlier_time(self) -> float:

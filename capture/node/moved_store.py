@@ -30,7 +30,8 @@ async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> 
     states = await consumer_states(natty, config)
     if head is not None and not await _has(natty, store, config, head):
         raise OtherStoreError(
-            f"{_explain(config, await _known_store(natty, config), store)}: NATS knows manifest {head.number} of it as"
+            f"{_explain(config, await _known_store(natty, config), store)}: NATS records manifest {head.number} of "
+            "it as"
             f" the committed one ({head.path}), and that is not in {store.url}. "
             + _ways(await _known_store(natty, config), store)
         )

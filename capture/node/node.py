@@ -353,8 +353,8 @@ def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
         )
     which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
     return (
-        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It makes the"
-        f" consumer again, which begins as the first one did; what is stored twice by that, the compaction removes"
+        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It creates "
+        "the consumer again, with the same start; the compaction removes messages that are stored twice because of it"
     )
 
 

@@ -96,7 +96,7 @@ class Several:
             for one in self._load():
                 if one.stream == config.stream:
                     return one
-            raise CaptureError(f"stream {config.stream} is not configured any more: that needs a restart")
+            raise CaptureError(f"stream {config.stream} is no longer configured: this needs a restart")
 
         return Node(config, load=load, on_reload=self._on_reload)
 

@@ -153,7 +153,7 @@ class ArchiveReader:
         self._pieces = iter(pieces)
         self._data, self._at = b"", 0
         if self._bytes(len(MAGIC)) != MAGIC:
-            raise FormatError(f"it does not begin with {MAGIC.decode()}: it is no stream archive of this kind")
+            raise FormatError(f"it does not begin with {MAGIC.decode()}: it is not a stream archive of this kind")
         self.state: dict[str, Any] = self._text(STATE)
         count = self.state.get("consumer_count", 0)
         if not isinstance(count, int) or count < 0:
@@ -181,7 +181,7 @@ class ArchiveReader:
                 yield _fill_in(records)
                 records, size = Records(stream), 0
         if any((time_ns, sequence, header_bytes, payload_bytes)) or self._more(1):
-            raise FormatError("what stands at its end is no end: it is damaged")
+            raise FormatError("its end is not valid: it is damaged")
         if len(records):
             yield _fill_in(records)
 

@@ -106,13 +106,15 @@ def _find_backup(folder: Path) -> tuple[_Meta, Path]:
         meta = msgspec.json.decode((folder / META).read_bytes(), type=_Meta)
         check_settings(meta.config)
     except OSError as error:
-        raise ConfigError(f"{folder} is no backup of the nats tool: {META} can't be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{folder} is not a backup of the nats tool: {META} can't be read: {error.strerror}"
+        ) from error
     except (*UNREADABLE, FormatError) as error:
         raise FormatError(f"{folder / META} is damaged: {error}") from error
     for name in DATA:
         if (folder / name).is_file():
             return meta, folder / name
-    raise ConfigError(f"{folder} is no backup of the nats tool: there is no {' or '.join(DATA)} in it")
+    raise ConfigError(f"{folder} is not a backup of the nats tool: there is no {' or '.join(DATA)} in it")
 
 
 async def _check_free(store: Store, stream: str) -> None:
@@ -120,8 +122,8 @@ async def _check_free(store: Store, stream: str) -> None:
         known = await read_claim(store, stream_path(stream), Identity)
         if known.created:
             raise ConfigError(
-                f"the archive in {store.url} captures stream {stream} already: import into another store, since nobody"
-                f" can tell whether the backup is of the same stream"
+                f"the archive in {store.url} captures stream {stream} already: import into another store, since "
+                "capture can't tell whether the backup is of the same stream"
             )
 
 

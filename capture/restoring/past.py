@@ -126,8 +126,8 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     audited = await audit(store, heads, archive=archive, keys=config.public_keys())
     entries, unreadable = await read_entries(store)
     if problems := (*audited.problems, *unreadable):
-        more = f", and {len(problems) - 1:,} more such things" if len(problems) > 1 else ""
-        raise RestoreRefusedError(f"{problems[0]}{more}: see `capture verify`")
+        more = f", and {len(problems) - 1:,} more problems" if len(problems) > 1 else ""
+        raise RestoreRefused(f"{problems[0]}{more}: see `capture verify`")
     trust = config.trust(archive)
     picture = await read_trusted(store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust)
     newest = await read(store, await _newest(store, heads, Recording)(), Recording)

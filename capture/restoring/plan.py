@@ -174,11 +174,15 @@ def _target_config(past: Past, options: Options, exact: bool) -> tuple[dict[str,
     origins = [config["mirror"]] if config.get("mirror") else list(config.get("sources") or ())
     if not origins or (exact and not is_part):
         return config, []
-    why = "behind a part of the stream, it would add what came after" if exact else "this server would take all again"
+    why = (
+        "after a part of the stream, it would add all later messages"
+        if exact
+        else "this server would copy all messages again"
+    )
     names = ", ".join(dict.fromkeys(one["name"] for one in origins))
     plain = _without(config, "mirror", "mirror_direct", "sources")
     return plain | {"subjects": config.get("subjects") or [config["name"]]}, [
-        f"the stream goes on from {names} no more: {why}. It is a plain one"
+        f"the stream no longer copies from {names}: {why}. It is a plain stream"
     ]
 
 
@@ -205,9 +209,11 @@ def _consumers(
     kept, left = [], []
     for name, one in sorted(recorded.items()):
         if one.ephemeral:
-            left.append(f"consumer {name} is ephemeral: it went with its client")
+            left.append(f"consumer {name} is ephemeral: it ended with its client")
         elif elsewhere and one.config.get("deliver_subject"):
-            left.append(f"consumer {name} is left out: it would push the copy to those who listen to the original")
+            left.append(
+                f"consumer {name} is left out: it would push the copy to subscribers of the original"
+            )
         else:
             config = dict(one.config) | {"name": name, "metadata": _metadata(one.config, exact)}
             if options.replicas is not None:
@@ -255,12 +261,12 @@ def _acknowledged_beyond(one: Consumer, place: Position) -> int:
 
 
 def _other_place(name: str, one: Consumer, place: Position, contradiction: str) -> str:
-    instead = f"it goes on after sequence {place.stream_seq:,}"
+    instead = f"it continues after sequence {place.stream_seq:,}"
     if place == one.delivered:
-        instead += ", since nothing that it was given is unacknowledged"
+        instead += ", since it has acknowledged every delivered message"
     elif not one.pending:
-        instead += ": what it has acknowledged is delivered again"
-    return f"consumer {name} can't be where the server said that it was ({contradiction}): {instead}"
+        instead += ": messages that it has acknowledged are delivered again"
+    return f"consumer {name} can't be at the position that the server reported ({contradiction}): {instead}"
 
 
 def _position(place: Position, last: int) -> dict[str, int]:
@@ -271,7 +277,7 @@ def _unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
     if lost:
         paths = sorted(spoilt)
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-        yield f"{len(lost):,} messages ({lost.describe()}) lie only in {paths[0]}{more}, which does not keep them whole"
+        yield f"{len(lost):,} messages ({lost.describe()}) are only in {paths[0]}{more}, which does not keep them whole"
 
 
 def _missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
@@ -299,7 +305,7 @@ def _too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences
 
 
 def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterable[str]:
-    yield "when the stream was made: it is made now"
+    yield "when the stream was created: it is created now"
     yield "messages whose own time to live (Nats-TTL) is over are left out by the server"
     if past.record is None:
         yield "nothing was recorded by that time: consumers, and what was deleted by then, are not known"
@@ -308,17 +314,17 @@ def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterabl
         if not past.record.created:
             when = "when the backup was made"
         if exact and all(past.record.consumers[one["config"]["name"]].pending is not None for one in consumers):
-            yield f"consumers go on where they were {when}: what they acknowledged later is delivered again"
+            yield f"consumers continue where they were {when}: what they acknowledged later is delivered again"
         else:
             yield (
-                f"consumers go on behind what they had acknowledged without a gap {when}: what they acknowledged"
-                " beyond that comes again"
+                f"consumers continue after the messages that they had acknowledged without a gap {when}: messages "
+                "that they acknowledged beyond that are delivered again"
             )
 
 
 def _report_no_match(past: Past, window: Window, wanted: Sequences) -> Iterable[str]:
     if not wanted and window != Window():
-        yield f"nothing is restored: no message of {past.stream} matches what was asked for"
+        yield f"nothing is restored: no message of {past.stream} matches the request"
 
 
 def obstacles(past: Past, config: Mapping[str, Any], options: Options, target: Target, size: int) -> Iterable[str]:
@@ -330,7 +336,7 @@ def obstacles(past: Past, config: Mapping[str, Any], options: Options, target: T
             yield f"there is a stream {name}, and an existing stream is never touched: restore --as another name"
         elif not options.again:
             yield (
-                f"a restore of stream {name} was begun and is not finished. If nobody is at it any more, restore with"
+                f"a restore of stream {name} was begun and is not finished. If it is no longer running, restore with"
                 " --again, which deletes what it left"
             )
     for other, its in target.streams.items():
@@ -338,13 +344,13 @@ def obstacles(past: Past, config: Mapping[str, Any], options: Options, target: T
         clash = next(((mine, one) for mine, one in taken if other != name and overlap(mine, one)), None)
         if clash is not None:
             yield (
-                f"subject {clash[0]} overlaps {clash[1]} of stream {other}: delete that, or restore --detached, as a"
-                " copy that takes no messages"
+                f"subject {clash[0]} overlaps {clash[1]} of stream {other}: delete that, or restore --detached, as a "
+                "copy that accepts no messages"
             )
     if target.version < REBUILT:
         yield "nats-server 2.10 or later is needed: an earlier one can't begin a stream at a sequence"
     if config.get("retention") == "interest" and not (past.record and options.consumers and past.record.consumers):
-        yield f"stream {name} keeps what a consumer has an interest in: without its consumers nothing would stay"
+        yield f"stream {name} keeps messages that a consumer needs: without its consumers it would keep none"
     yield from _limits(target.account, config, size)
 
 
@@ -352,6 +358,6 @@ def _limits(account: Mapping[str, Any], config: Mapping[str, Any], needed: int) 
     limits, kind = account.get("limits") or {}, "memory" if config.get("storage") == "memory" else "storage"
     most, used = limits.get(f"max_{kind}", -1), account.get(kind, 0)
     if 0 < limits.get("max_streams", -1) <= account.get("streams", 0):
-        yield f"the account may have {limits['max_streams']} streams, and has them"
+        yield f"the account may have {limits['max_streams']} streams, and has that many"
     if 0 <= most < used + needed:
         yield f"the account may store {most:,} bytes ({kind}), {used:,} are used, and {needed:,} more are needed"

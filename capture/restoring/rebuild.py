@@ -76,8 +76,8 @@ async def look_at(natty: Natty) -> Target:
     """Read the server's facts. RestoreRefusedError if the subjects of a stream can't be read."""
     streams = await all_streams(natty.jetstream)
     if streams.missing:
-        raise RestoreRefusedError(
-            f"nobody answers for stream {streams.missing[0]}: whether subjects overlap can't be told"
+        raise RestoreRefused(
+            f"no server answers for stream {streams.missing[0]}: overlaps of subjects can't be detected"
         )
     return Target(
         version=natty.connection.server_version,
@@ -177,5 +177,5 @@ def _on_one_server(consumer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _report_left_out(plan: Plan, sent: int, state: Mapping[str, Any]) -> Iterable[str]:
     if state["messages"] < sent:
-        reason = "acknowledged by all, or over their time to live"
+        reason = "acknowledged by all consumers, or expired"
         yield f"{sent - state['messages']:,} messages were left out by the server: {reason}"

@@ -46,7 +46,7 @@ FIELDS_SINCE: Mapping[str, tuple[int, int]] = {
 """The server version that introduced each setting of a stream, after 2.10."""
 NOT_BY_PUBLISHING = (
     "when messages were stored: the server gives them the time of now, and the header Capture-Time says when it was",
-    "headers that begin with Nats-: they are called Capture-Nats-… now, since servers would act on them",
+    "headers that begin with Nats-: they are renamed to Capture-Nats-…, since servers would act on them",
 )
 _RESERVED = re.compile(rb"\r\n(?=Nats-)", re.IGNORECASE)
 _BEGIN = b"NATS/1.0\r\n"

@@ -192,7 +192,7 @@ def _is_unheard(answer: RawMessage) -> bool:
 def _check(answer: RawMessage) -> None:
     """RestoreError unless an answer says to continue, or that everything was received."""
     if _is_unheard(answer):
-        raise RestoreError("the server gave up: it does not say why")
+        raise RestoreError("the server gave up: it gives no reason")
     payload = answer[3]
     if not payload:
         return
@@ -240,8 +240,8 @@ async def give_up(natty: Natty, name: str, token: str) -> None:
         await remove_leftover(natty, name, token)
     except NattyError as error:
         raise RestoreError(
-            f"what there is of stream {name} could not be removed ({error}): it takes no messages. Delete it with"
-            f" `natty stream delete {name}`, or restore with --again, which begins by that"
+            f"the incomplete stream {name} could not be removed ({error}): it takes no messages. Delete it with"
+            f" `natty stream delete {name}`, or restore with --again, which deletes it first"
         ) from error
 
 
@@ -289,5 +289,5 @@ async def stream_there(natty: Natty, stream: str, last: int, within: float, *, r
     except TimeoutError:
         raise RestoreError(
             f"stream {stream} was restored up to sequence {last}, but within {within:g} s the server said: {said}."
-            " Look at it before it is used"
+            " Check it before you use it"
         ) from None

@@ -185,7 +185,7 @@ def _last_words(log: Path) -> str:
         said = log.read_text(errors="replace").splitlines()[-QUOTED_LOG_LINES:]
     except OSError:
         said = []
-    return "Spark's driver has ended" + (f"; the last it said: {' | '.join(said)}" if said else "")
+    return "Spark's driver has ended" + (f"; its last output: {' | '.join(said)}" if said else "")
 
 
 def _first_words(log: Path, begins: int) -> str:

@@ -44,7 +44,7 @@ def await_executors(spark: SparkSession, within: float, why: Callable[[], str]) 
             return
         reason = why() or reason
         if waited > within:
-            raise SparkError(f"no executor has come within {within:g} s: {reason}")
+            raise SparkError(f"no executor registered within {within:g} s: {reason}")
         time.sleep(POLL)
     raise SparkError(
         "all executors have failed; Spark's log and theirs say why. One with another secret or certificate is refused,"
@@ -59,4 +59,4 @@ def is_yarn(properties: Mapping[str, str]) -> bool:
 
 def await_yarn(spark: SparkSession) -> None:
     """Wait until executors are ready. SparkError if none has registered, or all have failed."""
-    await_executors(spark, YARN_TIMEOUT, lambda: "YARN's page of the application says what it waits for")
+    await_executors(spark, YARN_TIMEOUT, lambda: "YARN's page of the application shows what it waits for")

@@ -233,7 +233,7 @@ def _connection(process: "subprocess.Popen[bytes]", file: Path) -> tuple[int, st
         if process.poll() is not None:
             raise SparkError(f"Spark's JVM ended at its start with code {process.returncode}; its log says why")
         if time.monotonic() > deadline:
-            raise SparkError(f"Spark's JVM did not come up within {START_TIMEOUT:g} s")
+            raise SparkError(f"Spark's JVM did not start within {START_TIMEOUT:g} s")
         time.sleep(0.02)
     written = file.read_bytes()  # port, length of the secret, secret
     return int.from_bytes(written[:4], "big"), written[8:].decode()

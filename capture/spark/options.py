@@ -67,7 +67,7 @@ def read_properties(path: str) -> dict[str, str]:
     try:
         text, exposed = file.read_text(), exposure(file)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SparkError(f"Spark's properties file {path} can't be read: {why}") from error
     settings = dict(map(_setting, _logical_lines(text)))
     secrets = [name for name in settings if SECRET.search(name) and not PLACE.search(name)]

@@ -55,7 +55,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             said = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
         except ValueError:
-            raise ConfigError(f"{_redact(plain)}: what follows the ? is not name=value&name=value") from None
+            raise ConfigError(f"{_redact(plain)}: the text after the ? is not name=value&name=value") from None
         try:
             address = msgspec.convert({**said, **settings, "url": plain}, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -96,9 +96,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def _check(self) -> None:
         shown, scheme = _redact(self.url), self.scheme
         if scheme not in SCHEMES:
-            raise ConfigError(f"{shown} is not an object store; known are {', '.join(f'{one}://' for one in SCHEMES)}")
+            raise ConfigError(
+                f"{shown} is not an object store; supported are {', '.join(f'{one}://' for one in SCHEMES)}"
+            )
         if "@" in self.bucket or "@" in self.endpoint:
-            raise ConfigError(f"{shown} has credentials in it, where logs show them: set {CREDENTIALS[scheme]}")
+            raise ConfigError(f"{shown} contains credentials, which logs would show: set {CREDENTIALS[scheme]}")
         if not _BUCKET.fullmatch(self.bucket) or "#" in self.url:
             what = SCHEMES[scheme]
             raise ConfigError(
@@ -116,9 +118,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"{shown}: the endpoint {self.endpoint} is not encrypted: use https, or set plain_http = true"
             )
         if scheme != "s3" and (self.region or self.encryption or self.kms_key):
-            raise ConfigError(f"{shown}: region, encryption and kms_key are of use with s3:// only")
+            raise ConfigError(f"{shown}: region, encryption and kms_key apply to s3:// only")
         if self.kms_key and not self.encryption.startswith("aws:kms"):
-            raise ConfigError(f'{shown}: kms_key is of use with encryption = "aws:kms" or "aws:kms:dsse" only')
+            raise ConfigError(f'{shown}: kms_key applies to encryption = "aws:kms" or "aws:kms:dsse" only')
 
 
 def store_url(settings: dict[str, Any]) -> str:
@@ -132,7 +134,7 @@ def store_url(settings: dict[str, Any]) -> str:
         return _folder_url(url, settings["private"])
     if len(settings) > 1:
         others = ", ".join(sorted(settings.keys() - {"url"}))
-        raise ConfigError(f"[store]: {others}: of use with s3://, az:// and gs:// only, not with {_redact(url)}")
+        raise ConfigError(f"[store]: {others}: for s3://, az:// and gs:// only, not for {_redact(url)}")
     return url
 
 
@@ -141,7 +143,7 @@ def _folder_url(url: str, private: object) -> str:
     if not isinstance(private, bool) and str(private).lower() not in ("true", "false"):
         raise ConfigError(f"[store]: `private` is true or false, not {private!r}")
     if "://" in url and not url.startswith("file://"):
-        raise ConfigError(f"[store]: private: of use with a folder only, not with {_redact(url)}")
+        raise ConfigError(f"[store]: private: for a folder only, not for {_redact(url)}")
     plain = url if url.startswith("file://") else Path(url).absolute().as_uri()
     return f"{plain.partition('?')[0]}?private=true" if str(private).lower() == "true" else plain
 

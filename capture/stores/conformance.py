@@ -75,7 +75,9 @@ async def _lists(store: Store, folder: str) -> None:
     for name in names:
         await store.put(f"{folder}/{name}", name.encode())
     listed = await store.list(folder + "/")
-    assert [one.path for one in listed] == sorted(f"{folder}/{name}" for name in names), "not every object, by path"
+    assert [one.path for one in listed] == sorted(f"{folder}/{name}" for name in names), (
+        "the listing is not every object, by path"
+    )
     assert all(one.bytes == len(one.path) - len(folder) - 1 for one in listed), "a listed size is wrong"
     assert all(abs(one.modified - time.time()) < DAY for one in listed), "a listed object's time is not in Unix seconds"
     below = [one.path for one in await store.list(f"{folder}/b/1")]
@@ -102,14 +104,14 @@ async def _deletes(store: Store, folder: str) -> None:
     assert await _is_absent(store, path), "a deleted object can still be read"
     assert await store.list(folder + "/") == [], "a deleted object is still listed"
     await store.put(path, b"again")
-    assert await store.get(path) == b"again", "a path can't be used again after its object was deleted"
+    assert await store.get(path) == b"again", "a path can't be reused after its object was deleted"
 
 
 async def _keeps(store: Store, folder: str) -> None:
     large = bytes(range(256)) * (LARGE_BYTES // 256)
     await store.put(f"{folder}/empty", b"")
     await store.put(f"{folder}/large", large)
-    assert await store.get(f"{folder}/empty") == b"", "an empty object is not empty any more"
+    assert await store.get(f"{folder}/empty") == b"", "an empty object is no longer empty"
     assert await store.get(f"{folder}/large") == large, "a large object came back changed"
     await store.delete(f"{folder}/empty")
     await store.delete(f"{folder}/large")

@@ -150,8 +150,8 @@ class FileStore:
         except OSError as error:
             if error.errno in NO_HARD_LINKS:
                 raise StoreUnfitError(
-                    f"{self.root} is on a file system that can't make a hard link ({error.strerror}), which creating "
-                    f"an object exactly once needs: use a folder on one such as ext4, xfs, btrfs, apfs, NTFS or NFS"
+                    f"{self.root} is on a file system that can't make a hard link ({error.strerror}), which is needed "
+                    "to create an object exactly once: use a folder on one such as ext4, xfs, btrfs, apfs, NTFS or NFS"
                 ) from error
             raise
 

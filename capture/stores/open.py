@@ -31,10 +31,10 @@ def open_store(url: str | Path | Store) -> Store:
     if not isinstance(url, str):
         return url
     if not url:
-        raise ConfigError(f"no store was named; known are {KNOWN}")
+        raise ConfigError(f"no store was named; supported are {KNOWN}")
     if "://" not in url:
         if ":" in url.partition("/")[0]:  # `s3:bucket`, or `module:function` as in other settings
-            raise ConfigError(f"{url!r} is not a store; known are {KNOWN}. Write ./{url} for a folder of that name")
+            raise ConfigError(f"{url!r} is not a store; supported are {KNOWN}. Write ./{url} for a folder of that name")
         return FileStore(url)
     if url.partition("://")[0] in SCHEMES:
         try:
@@ -55,4 +55,4 @@ def open_store(url: str | Path | Store) -> Store:
         if parts.query not in ("", "private=true", "private=false"):
             raise ConfigError(f"{url!r}: the query of a folder's URL is private=true, or empty")
         return FileStore(url2pathname(parts.path), private=parts.query == "private=true")
-    raise ConfigError(f"{parts.scheme}:// is not a kind of store that this version knows; known are {KNOWN}")
+    raise ConfigError(f"{parts.scheme}:// is not a kind of store that this version supports; supported are {KNOWN}")

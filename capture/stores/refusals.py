@@ -50,7 +50,7 @@ def refusal(error: BaseException, action: str, address: Address) -> StoreError:
     if code in NO_CREDENTIALS or status == 401:
         return StoreUnreadableError(f"{where} refused our credentials ({codes}): check {credentials}")
     if code in CLOCK:
-        return StoreUnreadableError(f"{where} says that this machine's clock is wrong ({codes}): set the clock")
+        return StoreUnreadableError(f"{where} reports that this machine's clock is wrong ({codes}): set the clock")
     if code in REGION or "BareRedirect" in text:
         return StoreUnreadableError(
             f"{where}: the {what} is in another region ({codes or 'redirected'}): set region, or AWS_REGION"
@@ -62,7 +62,7 @@ def refusal(error: BaseException, action: str, address: Address) -> StoreError:
     if code in FULL or status == 507:
         return StoreFullError(f"{where} is full ({codes}): free space there")
     if status:
-        return StoreError(f"{where} answered {codes}: see the store's own log")
+        return StoreError(f"{where} answered {codes}: see the store's log")
     return _describe_unanswered(error, where, text, address)
 
 
@@ -70,8 +70,8 @@ def _describe_unanswered(error: BaseException, where: str, text: str, address: A
     """Return the error for a request that the server did not answer."""
     if isinstance(error, TimeoutError):
         return StoreError(
-            f"{where} did not answer within {address.timeout:g} s (more for large objects): is it overloaded, "
-            f"or cut off? Raise timeout if it is only slow"
+            f"{where} did not answer within {address.timeout:g} s (more for large objects): is it overloaded or "
+            "unreachable? Raise timeout if it is only slow"
         )
     if "BadScheme" in text:
         return StoreUnreadableError(
@@ -79,15 +79,17 @@ def _describe_unanswered(error: BaseException, where: str, text: str, address: A
         )
     if "InvalidContentType" in text:
         return StoreUnreadableError(
-            f"{where}: its endpoint speaks no TLS: correct it, or use http and plain_http = true"
+            f"{where}: its endpoint does not use TLS: correct it, or use http and plain_http = true"
         )
     if "InvalidCertificate" in text:
         return StoreUnreadableError(
-            f"{where}: its certificate is not one that we trust ({_certificate(text)}): set ca to its authority's "
+            f"{where}: its certificate is not trusted ({_certificate(text)}): set ca to its authority's "
             f"PEM file, or correct the endpoint's name"
         )
     if "kind: Connect" in text:
-        reason = "its name is not known" if "dns error" in text else "nobody listens or the way is blocked"
+        reason = (
+            "its name is not known" if "dns error" in text else "no process listens there, or a firewall blocks it"
+        )
         return StoreError(f"{where} can't be reached ({reason}): check the endpoint, and that it runs")
     return StoreError(f"{where}: {_QUERY.sub('', text.splitlines()[0] if text else type(error).__name__)}")
 

@@ -69,7 +69,7 @@ class Reader:
         written, last = ledger.sequence, (await request(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
         if written > last:
             raise ShipperError(
-                f"stream {stream} ends at {last}, and up to {written} is written: it was made anew, so remove"
+                f"stream {stream} ends at {last}, and up to {written} is written: it was created again, so remove"
                 f" {ledger.path} to begin with it"
             )
         if not written:  # a new disk: what was acknowledged is on the old one
@@ -105,7 +105,7 @@ class Reader:
                 if sequence > ledger.sequence:
                     await asyncio.to_thread(ledger.write, lines, sequence)
                 if self._delivered != delivery_number(batch.replies[-1]):
-                    logger.warning("deliveries of %s got lost: once more from what is on disk", stream)
+                    logger.warning("deliveries of %s were lost: reading again after the last line on disk", stream)
                     return
                 with suppress(NotConnectedError):  # they come again, and are known
                     pull.ack(batch.replies[-1:])

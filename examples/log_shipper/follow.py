@@ -198,7 +198,8 @@ class Follower:
             self._missing_since = now
         if now - self._missing_since >= self._patience:
             raise FileVanishedError(
-                f"there has been no file {self.path} for {self._patience:g} s: what could be read of it is shipped;"
+                f"there has been no file {self.path} for {self._patience:g} s: the lines that could be read are "
+                "shipped;"
                 " start the shipper again when it is there"
             )
 

@@ -127,7 +127,7 @@ class Ledger:
             code = error.sqlite_errorcode & 0xFF
             if code == sqlite3.SQLITE_BUSY:
                 raise ShipperError(
-                    f"another process writes what belongs to {self.path}: stop it, or read other partitions here"
+                    f"another process writes the files of {self.path}: stop it, or read other partitions here"
                 ) from None
             if code == sqlite3.SQLITE_FULL:
                 raise ShipperError(f"{self.path}: the disk is full") from None

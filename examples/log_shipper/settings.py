@@ -17,7 +17,7 @@ _TOKENS = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 class ShipperError(Exception):
-    """The shipper can't go on; the message is for its operator."""
+    """The shipper can't continue; the message is for its operator."""
 
 
 class SettingError(ShipperError):

@@ -161,6 +161,6 @@ async def test_an_image_that_is_not_there_is_told_with_what_kubernetes_says_of_i
     few = {"spark.kubernetes.allocation.executor.timeout": "10s"}
     options = SparkOptions(properties_file=cluster.settings("no-image", **image, **few), properties=QUICK)
     async with SparkDriver(options) as driver:
-        with pytest.raises(SparkError, match=r"no executor has come within 10 s: .*(ErrImagePull|ImagePullBackOff)"):
+        with pytest.raises(SparkError, match=r"no executor registered within 10 s: .*(ErrImagePull|ImagePullBackOff)"):
             await driver.ping()
     cluster.wait(lambda: not cluster.pods(), "no pod is left")

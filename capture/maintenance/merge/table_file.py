@@ -182,7 +182,7 @@ class TableFile:
             with self._parquet.reading() as plain:
                 return plain.read()
         if keys is None:
-            raise KeyMissingError("it is to be encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
+            raise KeyMissingError("it must be encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
         stored = path.with_name(f"{path.name}.{ENDING}")
         with self._parquet.reading() as plain, stored.open("wb") as file:
             path.unlink()
@@ -231,7 +231,7 @@ def check_table_file(file: IO[bytes], stored: Stored) -> list[str]:
     held = [rows, *((found.first, found.last) if found else (0, 0)), min((one for one in times if one), default=0)]
     wrong += [f"{name}: {is_}, not {was}" for (name, was), is_ in zip(said.items(), held, strict=True) if is_ != was]
     if parquet.metadata.num_rows != rows:
-        wrong.append(f"its footer speaks of {parquet.metadata.num_rows} rows, there are {rows}")
+        wrong.append(f"its footer states {parquet.metadata.num_rows} rows, there are {rows}")
     missing = [name for name in [*SCHEMA.names, *OWN.names] if name not in parquet.schema_arrow.names]
     return [*wrong, f"it has no column {', '.join(missing)}"] if missing else wrong
 

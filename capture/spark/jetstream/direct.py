@@ -109,8 +109,8 @@ class DirectGet:
                 raise SparkError(f"stream {self.stream} can't be read by direct get: {status} {text}")
             await asyncio.sleep(RETRY_DELAY)
         raise SparkError(
-            f"nobody has answered a direct get of stream {self.stream} for {GIVE_UP:g} s: is there a server, has the"
-            " stream a leader, does it allow direct get?"
+            f"no server answered a direct get of stream {self.stream} for {GIVE_UP:g} s: check that a server runs, "
+            "that the stream has a leader, and that it allows direct get"
         )
 
     async def _once(self, position: int) -> RawMessage | None:

@@ -52,7 +52,7 @@ class RangeReader:
                     async for messages in each:
                         yield messages
             except Mirrored:
-                log.warning("a mirror answers for %s: it is read by a consumer from here on", self._range.stream)
+                log.warning("a mirror answers for %s: from now on a consumer reads it", self._range.stream)
                 direct = False
         if not direct and self.tally.position <= self._range.last:
             async with aclosing(self._by_consumer()) as each:
@@ -80,7 +80,7 @@ class RangeReader:
                 return
             if loop.time() - heard > GIVE_UP:
                 raise SparkError(
-                    f"the replicas of stream {self._range.stream} are behind their leader for {GIVE_UP:g} s"
+                    f"the replicas of stream {self._range.stream} have been behind their leader for {GIVE_UP:g} s"
                 )
             await asyncio.sleep(RETRY_DELAY)
 
@@ -148,4 +148,4 @@ class RangeReader:
         return facts.first
 
     def _recreated_error(self) -> DataLossError:
-        return DataLossError(f"stream {self._range.stream} was deleted and made anew while it was being read")
+        return DataLossError(f"stream {self._range.stream} was deleted and created again while it was being read")

@@ -157,7 +157,7 @@ async def beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> 
     if 0 < options.start_sequence < stream.first:
         said = gone(stream.name, options.start_sequence, stream.first - 1)
         if options.fail_on_data_loss:
-            raise DataLossError(f"{said}; leave startSequence out to begin with what there is, or {LEAVE}")
+            raise DataLossError(f"{said}; omit startSequence to begin with the messages that are left, or {LEAVE}")
         log.warning("%s", said, extra={"action": "data_loss"})
     return max(options.start_sequence, stream.first)
 
@@ -167,8 +167,8 @@ async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
     stream = await stream_facts(natty, options.stream)
     if options.read_by == "direct" and not stream.direct:
         raise ConfigError(
-            f"stream {stream.name} does not allow direct get: set allow_direct on it, or leave readBy out, and it is"
-            " read by a consumer"
+            f"stream {stream.name} does not allow direct get: set allow_direct on it, or omit readBy to read it with "
+            "a consumer"
         )
     return stream if options.read_by != "consumer" else StreamFacts(**{**vars(stream), "direct": False})
 

@@ -47,9 +47,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     if "payload" not in types:
         raise ConfigError("there is no column payload, of text or bytes: a message is made of it")
     if "subject" not in types and not options.subject:
-        raise ConfigError('there is no column subject: add it, or give one to all with .option("subject", …)')
+        raise ConfigError('there is no column subject: add it, or set one for all rows with .option("subject", …)')
     if "subject" in types and options.subject:
-        raise ConfigError("there is a column subject and an option subject: drop one of them")
+        raise ConfigError("there is a column subject and an option subject: remove one of them")
     for name, column in PUBLISHED.items():
         kinds = _TAKEN[column.type]
         if name in types and not any(_alike(types[name], kind) for kind in kinds):

@@ -79,7 +79,7 @@ class WriteOptions:
         """Return them from a user's options; case is ignored. ConfigError names the mistake."""
         values = _read({name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, _WRITE)
         if values.get("write_id") and values.get("message_ids") == "none":
-            raise ConfigError("writeId makes message ids, and messageIds is none: drop one of them")
+            raise ConfigError("writeId makes message ids, and messageIds is none: remove one of them")
         return cls(**values)
 
 
@@ -104,7 +104,7 @@ def _stream(value: str) -> str:
 def _count(value: str) -> int:
     number = int(value) if value.isascii() and value.isdigit() else 0
     if not 0 < number < 2**63:
-        raise ValueError("it is a whole number from 1 on")
+        raise ValueError("it must be a whole number of 1 or more")
     return number
 
 
@@ -114,13 +114,13 @@ def _seconds(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 1e9:
-        raise ValueError("it is a number of seconds, for instance 5")
+        raise ValueError("it must be a number of seconds, for instance 5")
     return seconds
 
 
 def _flag(value: str) -> bool:
     if value.lower() not in ("true", "false"):
-        raise ValueError("it is true or false")
+        raise ValueError("it must be true or false")
     return value.lower() == "true"
 
 
@@ -128,13 +128,13 @@ def _time(value: str) -> str:
     try:
         return show_time(parse_time(value, UTC))
     except ValueError:
-        raise ValueError("it is a time such as 2026-01-31T12:00:00Z") from None
+        raise ValueError("it must be a time such as 2026-01-31T12:00:00Z") from None
 
 
 def _servers(value: str) -> str:
     if "@" in value:
         raise ValueError(
-            f"{redact(value)} holds a login, which Spark would show in plans and logs: take a credentials file, a"
+            f"{redact(value)} contains a login, which Spark would show in plans and logs: use a credentials file, a"
             " certificate, or NATS_USER and NATS_PASSWORD in the environment of driver and executors"
         )
     return value
@@ -181,7 +181,7 @@ def _read(given: Mapping[str, str], own: Mapping[str, tuple[str, Callable[[str],
     for option, value in given.items():
         if option.lower() in SECRET:
             raise ConfigError(
-                f"{option} is no option: Spark would show it in plans and logs. Take credentials, a file that every"
+                f"{option} is not an option: Spark would show it in plans and logs. Use credentials, a file that every"
                 f" executor has, or NATS_{option.upper()} in the environment of driver and executors"
             )
         name = known.get(option.lower())

@@ -16,7 +16,7 @@ RANGE = 100_000
 
 MAX_RANGES = 64
 
-LEAVE = "set failOnDataLoss to false to go on with what there is"
+LEAVE = "set failOnDataLoss to false to continue with the messages that are left"
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,20 @@ def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) ->
     lost, first, seen = "", offset.next, max(seen, offset.next - 1)
     if offset.stream != stream.name:
         raise DataLossError(
-            f"the checkpoint is of stream {offset.stream}, and the query reads {stream.name}: take another checkpoint"
+            f"the checkpoint is of stream {offset.stream}, and the query reads {stream.name}: use another checkpoint"
         )
     if offset.created != stream.created:
         first = stream.first
         lost = (
-            f"stream {stream.name} was deleted and made anew at {stream.created}: what the one of {offset.created} held"
+            f"stream {stream.name} was deleted and created again at {stream.created}: what the one of "
+            f"{offset.created} held"
             f" from sequence {offset.next} on can't be read any more"
         )
     elif stream.last < seen:
         first = min(first, stream.last + 1)
         lost = (
-            f"stream {stream.name} ends at sequence {stream.last}, and it held {seen} before: it was brought back to an"
-            " earlier state, and will store other messages under the same numbers"
+            f"stream {stream.name} ends at sequence {stream.last}, and it held {seen} before: it was restored to an "
+            "earlier state, and will store other messages under the same numbers"
         )
     elif stream.first > offset.next:
         first = stream.first

@@ -97,7 +97,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         assert context is not None
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
-            raise SparkError("Spark does not say which micro-batch this is: message ids can't be made of it")
+            raise SparkError("Spark does not report which micro-batch this is: message ids can't be made of it")
         return publish(self._options, f"{self._options.write_id or query}-{batch}", iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

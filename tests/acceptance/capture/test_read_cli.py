@@ -119,7 +119,7 @@ def test_following_prints_what_is_published_and_ends_at_ctrl_c(shell, archive, s
         (("cat", "nowhere"), "nothing was ever captured into it"),
         (("cat", "lake", "--stream", "OTHER"), "nothing was ever captured into it"),
         (("cat",), "no store is named"),
-        (("import", "nowhere", "lake"), "nowhere is no backup of the nats tool"),
+        (("import", "nowhere", "lake"), "nowhere is not a backup of the nats tool"),
         (("export", "nowhere", "backup"), "nothing was ever captured into it"),
         (("sql", "SELECT 1", "--store", "lake"), "nothing was ever captured into it"),
     ],

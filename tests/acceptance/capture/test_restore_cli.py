@@ -126,9 +126,9 @@ def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(she
     [
         (["nowhere"], 1, "there is no archive in"),
         (["{archive}", "--at", "yesterday"], 2, "'yesterday' is not a time"),
-        (["{archive}", "--at", "2026-11-21T06:00:00.1234567891Z"], 2, "at most nine decimals of a second"),
-        (["{archive}", "--subject", "other.>"], 1, "matches what was asked for"),
-        (["--from", "10", "--to-sequence", "5"], 2, "--from 10 is after --to-sequence 5"),
+        (["{archive}", "--at", "2026-11-21T06:00:00.1234567891Z"], 2, "at most nine digits of a second"),
+        (["{archive}", "--subject", "other.>"], 1, "matches the request"),
+        (["--from", "10", "--to-sequence", "5"], 2, "--from 10 comes after --to-sequence 5"),
         (["--from", "2026-11-22T00:00:01Z", "--at", "2026-11-22T00:00:00Z"], 2, "--from is after --at"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -70,7 +70,7 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
     assert headers["Content-Security-Policy"].startswith("default-src 'self'")
     [said] = json.loads(text)["archives"]
     assert (said["archive"], said["ok"]) == (archive, False)
-    assert said["troubles"] == ["nobody leads the sweep: what is stored is not adopted"]
+    assert said["troubles"] == ["the sweep has no leader: stored blocks are not adopted"]
     assert said["state"]["rows"] == 70_000
     status, _, text = get("/metrics", **shown)
     assert status == 200
@@ -95,7 +95,7 @@ def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_
         seen = browser(open=page, password=TOKEN, until="1 of 1 archives has a problem")
         for expected in (
             archive,
-            "nobody leads the sweep: what is stored is not adopted",
+            "the sweep has no leader: stored blocks are not adopted",
             "1,234 in 3 blocks",
             "70,000 in 6 files",
             "56.8 kB of blocks, 8.9 MB of table",

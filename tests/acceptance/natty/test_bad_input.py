@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up(shell, make_stream, captured, natty_name, tmp_path
         ('format = "xls"', "there is no writer 'xls'; the known ones are parquet, ndjson, csv, raw"),
         (
             'store = "ftp://host/lake"',
-            "ftp:// is not a kind of store that this version knows; known are file:///folder",
+            "ftp:// is not a kind of store that this version supports; supported are file:///folder",
         ),
         ('[nats]\nserver = "x"', "unknown setting server; there are: api_prefix, "),
     ],

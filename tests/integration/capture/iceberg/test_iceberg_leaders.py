@@ -182,8 +182,8 @@ async def test_nodes_that_know_the_archive_by_different_urls_are_told_of_and_do_
     assert kept.expires == kept.made + 3600.0
     assert sequences_of(static_table(store, fleet.stream)) == [1, 2]
     wrong = (
-        f"nodes know the archive by different URLs, {places['node-1']} (node-1), s3://lake/orders (node-2): "
-        "set [table] location to the one of engines on all nodes"
+        f"nodes use different URLs for the archive, {places['node-1']} (node-1), s3://lake/orders (node-2): "
+        "set [table] location to the URL of engines on all nodes"
     )
     assert wrong in status.troubles
     assert f"the table stays where it is: {wrong}" in caplog.text

@@ -162,7 +162,7 @@ async def test_a_durable_whose_start_nobody_knows_any_more_is_refused(fleet, sta
     await fleet.publish(orders(3))
     async with aclosing(fleet.natty.pull(fleet.stream, "capture").__aiter__()) as batches:
         await anext(batches)
-    with pytest.raises(ConfigError, match="has delivered messages before this archive knew of it"):
+    with pytest.raises(ConfigError, match="delivered messages before this archive recorded it"):
         await start(fleet.configure(start="new")).ended()
 
 

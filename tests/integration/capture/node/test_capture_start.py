@@ -252,7 +252,7 @@ async def test_a_node_whose_store_is_away_is_not_ready_and_captures_when_that_is
         await until(lambda: node.start.lacks)
         status, [reason] = await ask(port)
         assert (status, reason.partition(": ")[0]) == (503, f"stream {fleet.stream} is not captured yet")
-        assert "can't be reached (nobody listens or the way is blocked)" in reason
+        assert "can't be reached (no process listens there, or a firewall blocks it)" in reason
         assert (await ask(port, "/livez"))[0] == 200
         await proxy.restore()
         await fleet.until_all_acked(30)
@@ -291,7 +291,7 @@ async def test_a_store_that_does_not_let_us_in_ends_a_node_at_once(fleet, s3, fa
         faulty.fault = lambda request, fault=fault: fault
         with pytest.raises(StoreUnreadableError, match=said):
             await Node(load(fleet.configure(store=s3.url("refused", endpoint=faulty.endpoint)))).run()
-    with pytest.raises(StoreUnreadableError, match="its certificate is not one that we trust"):
+    with pytest.raises(StoreUnreadableError, match="its certificate is not trusted"):
         await Node(load(fleet.configure(store=s3.url("refused", ca="")))).run()
 
 

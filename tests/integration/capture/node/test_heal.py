@@ -222,7 +222,7 @@ async def test_where_a_direct_get_does_not_say_a_subject_the_remedy_does(fleet, 
     assert [len(batch) async for batch in reading] == [0]
     assert not reading.settled
     assert reading.trouble == (
-        "message 1 has a subject that is not UTF-8, and a direct get does not say it: 404 Message Not Found"
+        "message 1 has a subject that is not UTF-8, and a direct get does not return it: 404 Message Not Found"
     )
 
 

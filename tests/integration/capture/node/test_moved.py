@@ -88,7 +88,7 @@ async def test_another_store_under_a_running_archive_is_refused_with_both_stores
     moved = configured()
     old, new = open_store(first.store).url, open_store(moved.store).url
     said = await refusal(moved)
-    assert said.startswith(f"the archive {fleet.stream} is in {old}, not in {new}: NATS knows manifest ")
+    assert said.startswith(f"the archive {fleet.stream} is in {old}, not in {new}: NATS records manifest ")
     assert f"Copy the whole archive to {new} first; or go back to {old}; or begin a new archive in {new}" in said
     assert not (fleet.folder / "prod").exists()
 

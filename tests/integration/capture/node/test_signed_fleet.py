@@ -54,7 +54,7 @@ async def test_a_fleet_signs_what_it_commits_and_a_node_without_the_key_does_not
 
     other = fleet.start("node-2", fleet.configure("unsigned.toml"))
     assert await fleet.ended(other) == 1
-    assert "is signed, with the key mine, and this node has none to sign with" in fleet.log("node-2").read_text()
+    assert "is signed, with the key mine, and this node has no key to sign with" in fleet.log("node-2").read_text()
 
     assert await fleet.stop(node) == 0
     found = await audit(store, heads, keys=KEYS.public, archive=fleet.stream, deep=True)

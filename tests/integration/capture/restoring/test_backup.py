@@ -167,7 +167,7 @@ async def test_single_acknowledgements_and_levels_survive_an_archive(natty, natt
     await natty.delete_stream(name)
     done = await capture.restore(natty, config.store)
     assert await described(natty, name, tmp_path / "restored") == before
-    assert "consumers go on where they were when the backup was made" in "; ".join(done.not_kept)
+    assert "consumers continue where they were when the backup was made" in "; ".join(done.not_kept)
     await restore(natty, tmp_path / "exported", f"{name}_copy")
     after = await described(natty, f"{name}_copy", tmp_path / "copied")
     assert (after[0]["_nats.req.level"], after[1]) == ("1", before[1])
@@ -192,7 +192,7 @@ async def test_a_position_that_contradicts_itself_is_not_restored_from_a_backup(
     done = await capture.restore(natty, config.store)
     info = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.worker")
     assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (550, 0)
-    assert "consumer worker can't be where the server said that it was" in "; ".join(done.not_kept)
+    assert "consumer worker can't be at the position that the server reported" in "; ".join(done.not_kept)
 
 
 async def test_either_name_of_the_data_file_is_read_and_the_one_that_every_tool_restores_is_written(
@@ -254,7 +254,7 @@ async def test_a_damaged_backup_is_refused_in_a_sentence(natty, stream, archive,
     (folder / META).write_text("{}")
     with pytest.raises(FormatError, match="is damaged"):
         await import_backup(folder, *archive("none"))
-    with pytest.raises(ConfigError, match="is no backup of the nats tool"):
+    with pytest.raises(ConfigError, match="is not a backup of the nats tool"):
         await import_backup(tmp_path / "nowhere", *archive("none"))
 
 

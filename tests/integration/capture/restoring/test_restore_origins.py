@@ -92,5 +92,6 @@ async def test_an_older_server_could_not_tell_where_to_go_on(natty, origin, natt
         async with Natty(**server.connect_options(), **PATIENT) as older:
             done = await restored(older, captured)
             assert (done.kept, (await info(older, captured.stream))["config"].get("sources")) == (COUNT, None)
-            said = f"the stream goes on from {origin} no more: this server would take all again. It is a plain one"
+            why = "this server would copy all messages again. It is a plain stream"
+            said = f"the stream no longer copies from {origin}: {why}"
             assert said in done.not_kept

@@ -129,7 +129,7 @@ async def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(natty, s
     wanted = await whole_range(natty, stream, direct=way == "direct")
     await natty.delete_stream(stream)
     await natty.create_stream(stream, subjects=[f"{stream}.>"], allow_direct=True)
-    with pytest.raises(DataLossError, match="was deleted and made anew while it was being read"):
+    with pytest.raises(DataLossError, match="was deleted and created again while it was being read"):
         await read(RangeReader(natty, wanted, fail=False))
 
 

@@ -169,7 +169,7 @@ async def test_direct_get_that_was_switched_off_meanwhile_is_said(natty, stream,
     wanted = await whole_range(natty, stream)
     await natty.ensure_stream(stream, allow_direct=False, allow_destructive=True)
     monkeypatch.setattr(direct, "GIVE_UP", 0.5)
-    with pytest.raises(SparkError, match="nobody has answered a direct get of stream"):
+    with pytest.raises(SparkError, match="no server answered a direct get of stream"):
         await read(RangeReader(natty, wanted))
 
 

@@ -89,8 +89,8 @@ async def test_what_is_missing_is_said(published):
 
 async def test_an_archive_that_nobody_leads_is_not_well(published):
     status = await published(led=False)
-    assert status.troubles == ["nobody leads the sweep: what is stored is not adopted"]
-    assert "none; node-1 led the last sweep" in shown(status)
+    assert status.troubles == ["the sweep has no leader: stored blocks are not adopted"]
+    assert "nobody; the last sweep was node-1's" in shown(status)
 
 
 async def test_an_archive_of_which_nothing_is_published_is_told_in_one_sentence(natty):
@@ -182,7 +182,7 @@ async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_whe
     assert float(figures(dead)[lag]) > 0
     assert figures(dead)[pending] == "2"
     assert figures(dead)[f'capture_archive_led{{archive="{fleet.stream}",office="compaction"}}'] == "0"
-    assert "nobody leads the sweep: what is stored is not adopted" in dead.troubles
+    assert "the sweep has no leader: stored blocks are not adopted" in dead.troubles
     assert dead.as_dict()["state"]["streams"][0]["pending"] == 2
     assert not [name for name in figures(dead) if "stream_missing" in name or "node_pending" in name]
     await fleet.natty.jetstream.request(f"CONSUMER.DELETE.{fleet.stream}.capture")

@@ -170,7 +170,9 @@ async def test_a_machine_that_vanished_is_an_error_and_its_return_is_noticed(s3)
         await proxy.restore()
         await persistent(store, "after")
         await proxy.cut()
-        with pytest.raises(StoreError, match=r"can't be reached \(nobody listens or the way is blocked\)"):
+        with pytest.raises(
+            StoreError, match=r"can't be reached \(no process listens there, or a firewall blocks it\)"
+        ):
             await store.get("before")
         await proxy.restore()
         assert {one.path for one in await store.list()} >= {"after", "before"}  # and "during", if that was only slow
@@ -259,7 +261,7 @@ REFUSALS = {
     "redirect": (Say(301), r"in another region .*: set region"),
     "rights": (Say(403, "AccessDenied"), r"does not allow it \(403 AccessDenied\): give these credentials"),
     "expired": (Say(403, "ExpiredToken"), "refused our credentials"),
-    "overload": (Say(503, "SlowDown"), "answered 503 SlowDown: see the store's own log"),
+    "overload": (Say(503, "SlowDown"), "answered 503 SlowDown: see the store's log"),
     "no bucket": (Say(404, "NoSuchBucket"), "there is no bucket 'lake': create it, or correct the URL"),
 }
 
@@ -320,8 +322,8 @@ async def test_azures_wrong_key_is_named_and_no_signature_is_shown(azure, bare_e
 async def test_tls_is_the_default_and_what_is_wrong_with_it_is_said(s3, bare_environment):
     plain = f"127.0.0.1:{s3.plain_port}"
     cases = [
-        (s3.url(ca=""), "its certificate is not one that we trust .*: set ca to its authority's PEM file"),
-        (s3.url(endpoint=f"https://{plain}"), "its endpoint speaks no TLS"),
+        (s3.url(ca=""), "its certificate is not trusted .*: set ca to its authority's PEM file"),
+        (s3.url(endpoint=f"https://{plain}"), "its endpoint does not use TLS"),
         (s3.url(endpoint=""), "its endpoint is not encrypted: use https, or set plain_http = true"),
     ]
     bare_environment.setenv("AWS_ENDPOINT_URL_S3", f"http://{plain}")  # of use for the last one only

@@ -121,9 +121,9 @@ def test_every_changed_byte_and_every_cut_is_noticed() -> None:
 def test_a_block_in_another_s_place_is_noticed(other: dict[str, object]) -> None:
     keys = Keys({"k": OLD})
     place = Facts(**{name: getattr(BLOCK, name) for name in BLOCK.__struct_fields__} | other)  # type: ignore[arg-type]
-    with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', put in the place of"):
+    with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', in the place of"):
         keys.decrypt(keys.encrypt(DATA, BLOCK), place)
-    with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', put in the place of"):
+    with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', in the place of"):
         keys.opened(BytesIO(keys.encrypt(DATA, BLOCK)), place)
 
 
@@ -165,7 +165,7 @@ def test_keys_come_from_a_file_else_from_the_environment(tmp_path: Path) -> None
         ("no-colon", "key 1 must be NAME:BASE64"),
         (":c2VjcmV0", "key 1 must be NAME:BASE64"),
         ("secret:c2VjcmV0", "the key 'secret' has 6 bytes, not 32"),
-        ("k:%%%", "the key 'k' is no base64"),
+        ("k:%%%", "the key 'k' is not base64"),
         (text(k=OLD) * 2, "key 2 must be NAME:BASE64, each name once"),
     ],
 )

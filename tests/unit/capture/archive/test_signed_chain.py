@@ -116,14 +116,16 @@ async def test_an_older_manifest_under_a_newer_name_is_not_taken_up_signed_or_no
 async def test_a_document_says_where_it_belongs():
     store, state = await begun(keys=None)
     data, path = await store.get(state.head.path), document_path(Manifest, 8, 9)
-    with pytest.raises(ManifestError, match=f"{path} holds document 1 of term 1: it was put in another one's place"):
+    with pytest.raises(
+        ManifestError, match=f"{path} holds document 1 of term 1: it is in another document's place"
+    ):
         chain.decode(data, path, Manifest)
 
 
 async def test_the_first_node_writes_down_the_public_key_and_a_node_without_one_does_not_start():
     store = MemoryStore("a")
     await claim(store, "orders", "ORDERS", "03:00", Signer("orders", MINE))
-    with pytest.raises(ConfigError, match="is signed, with the key mine, and this node has none to sign with"):
+    with pytest.raises(ConfigError, match="is signed, with the key mine, and this node has no key to sign with"):
         await claim(store, "orders", "ORDERS", "03:00")
     await claim(store, "orders", "ORDERS", "03:00", Signer("orders", OTHER))
     declared = (await store.get("_signing.json")).decode()

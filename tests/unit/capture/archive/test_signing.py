@@ -43,7 +43,7 @@ def test_any_byte_that_is_changed_is_noticed():
     [("others", PATH), ("orders", "_manifest/0000000008-3.json"), ("orders", "_table/0000000007-3.json")],
 )
 def test_a_document_from_elsewhere_is_noticed(archive, path):
-    with pytest.raises(SignatureError, match="wrong signature: it was changed, put there from another place"):
+    with pytest.raises(SignatureError, match="wrong signature: it was changed, moved there from another place"):
         KEYS.public.check(archive, path, SIGNED)
 
 
@@ -120,7 +120,7 @@ def test_public_keys_are_written_as_they_are_read(tmp_path):
     [
         ("", "there is no key"),
         ("a", "key 1 must be NAME:BASE64"),
-        ("a:!", "the key 'a' is no base64"),
+        ("a:!", "the key 'a' is not base64"),
         ("a:AAAA", "the key 'a' has 3 bytes, not 32"),
         (line("a", MINE) * 2, "key 2 must be NAME:BASE64, each name once"),
     ],

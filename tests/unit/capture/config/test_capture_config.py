@@ -287,5 +287,5 @@ def test_the_compactions_settings_reach_its_policy_and_its_schedule(file):
         target_bytes=8, min_files=5, max_wait=6.0, max_groups=9, max_bytes=10,
         encrypted=False, decrypt=True, distinct="message_id",
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"'soon' is no cron expression.*compaction"):
+    with pytest.raises(ConfigError, match=r"'soon' is not a cron expression.*compaction"):
         loaded(file, NAMED + '[compaction]\ncron = "soon"')

@@ -252,7 +252,7 @@ def test_a_newer_parquet_block_is_refused_by_its_number() -> None:
 
 @pytest.mark.parametrize("format", ["xml", "ndjson.xz", "ndjson.gz.gz", "parquet.enc.gz", "", "gz"])
 def test_an_unknown_format_is_refused_by_name(format: str) -> None:
-    with pytest.raises(FormatError, match="is no format that this version reads"):
+    with pytest.raises(FormatError, match="is not a format that this version reads"):
         reader(format)
 
 

@@ -69,9 +69,9 @@ def test_no_row_of_an_encrypted_object_is_given_before_all_of_it_was_checked(nam
 
 def test_raw_says_what_is_wrong_with_its_messages() -> None:
     good = writer("raw").write(mixed())
-    with pytest.raises(FormatError, match="it goes on behind its 11 messages"):
+    with pytest.raises(FormatError, match="it continues after its 11 messages"):
         list(reader("raw").parts(BytesIO(good + b"x"), mixed(), 1000))
-    with pytest.raises(FormatError, match="it is cut off: the last 1 of its 11 messages lack"):
+    with pytest.raises(FormatError, match="it is cut off: the last 1 of its 11 messages are missing"):
         list(reader("raw").parts(BytesIO(good[:-1]), mixed(), 1000))
 
 

@@ -308,7 +308,7 @@ async def test_what_was_changed_or_is_gone_is_made_anew_of_the_archives_own_docu
         await world.store.put(path, data + b" ")
     with caplog.at_level(logging.ERROR):
         await world.commit(first, second)
-    assert "is made anew, without its past" in caplog.text
+    assert "is created again, without its history" in caplog.text
     assert path in caplog.text
     assert sequences_of(world.read) == [1, 2]
     assert before.objects().keys() <= world.retired

@@ -147,7 +147,7 @@ async def test_a_warning_tells_once_an_episode_that_acks_are_far_behind(caplog: 
             assert caplog.records == []
             started += [await commits.start(block(4)), await commits.start(block(4))]
             assert caplog.messages == [
-                "12 messages are not acknowledged yet, and max_pending is 10: blocks are sealed before their time, and "
+                "12 messages are not acknowledged yet, and max_pending is 10: blocks are sealed early, and "
                 "the server stops delivering at the consumer's max_ack_pending. Raise both, lower max_age or "
                 "max_messages, or use a faster store or more nodes"
             ]

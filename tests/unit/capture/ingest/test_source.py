@@ -306,6 +306,6 @@ async def test_a_reader_that_leaves_is_waited_for(monkeypatch: pytest.MonkeyPatc
 async def test_a_reader_that_stays_is_told_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "ALONE_WITHIN", 0.0)
     stays = Server([], waiting=[2] * 1000)
-    with pytest.raises(NotAloneError, match="it asks for messages right now, 2 times"):
+    with pytest.raises(NotAlone, match="it requests messages right now, 2 times"):
         await acknowledge_all(alone(stays))
     assert "RESET" not in stays.asked

@@ -194,8 +194,10 @@ def test_a_full_disk_is_said_in_one_sentence_with_what_to_do(tmp_path: Path, dis
     (said,) = done.stdout.splitlines()
     reason = os.strerror(errno.ENOSPC if disk == "mounted" else errno.EFBIG)
     assert said == (
-        f"the folder of the buffers, {folder}, is full ({reason}): what was not stored yet goes back to the server, "
-        "nothing is lost; free space there, set buffers.max_disk_bytes to less than there is, or name another one as "
+        f"the folder of the buffers, {folder}, is full ({reason}): messages that are not stored yet are returned to "
+        "the server, "
+        "nothing is lost; free space there, set buffers.max_disk_bytes to less than the free space, or name another "
+        "one as "
         "buffers.folder"
     )
 

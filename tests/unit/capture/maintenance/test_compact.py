@@ -230,7 +230,7 @@ def changed(result, **changes):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda it: changed(it, path="table/elsewhere"), "a file table/elsewhere was written that nobody asked for"),
+        (lambda it: changed(it, path="table/elsewhere"), "a file table/elsewhere was written without a request"),
         (lambda it: changed(it, key="else"), "the output is described as"),
         (lambda it: changed(it, count=2), "the output is described as"),
         (lambda it: changed(it, sequences=Sequences.from_iterable([1, 3]).to_text()), "missing: 2; too many: none"),
@@ -253,7 +253,7 @@ def test_results_for_an_archive_that_has_moved_on_are_refused():
     results = [merged(group) for group in groups]
     with pytest.raises(CompactionError, match="not in the archive's picture"):
         apply(Picture(picture.manifest, apply(picture, groups, results, now=NOW)), groups, results, now=NOW)
-    with pytest.raises(CompactionError, match="1 groups were to be merged, 0 results"):
+    with pytest.raises(CompactionError, match="1 groups were sent to the merge, 0 results"):
         apply(picture, groups, [], now=NOW)
     tabled = msgspec.structs.replace(block([2], key="other"), path="table/x/c-1-aa.parquet")
     with pytest.raises(CompactionError, match="sequences 2 of S twice"):

@@ -59,5 +59,5 @@ def test_so_much_that_waits_begins_a_slot_at_once():
 
 
 def test_what_is_no_cron_expression_is_refused_with_its_fields():
-    with pytest.raises(ConfigError, match=r"'never' is no cron expression \(minute hour day month weekday\)"):
+    with pytest.raises(ConfigError, match=r"'never' is not a cron expression \(minute hour day month weekday\)"):
         Schedule(cron="never")

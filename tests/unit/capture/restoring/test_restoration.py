@@ -128,10 +128,11 @@ def test_a_position_that_contradicts_itself_is_not_restored_and_the_plan_says_wh
     ]
     said = "; ".join(plan.not_kept)
     assert (
-        "consumer done can't be where the server said that it was (it has acknowledged everything up to sequence 0"
-        " (delivery 2,721)): it goes on after sequence 9, since nothing that it was given is unacknowledged" in said
+        "consumer done can't be at the position that the server reported (it has acknowledged everything up to "
+        "sequence 0"
+        " (delivery 2,721)): it continues after sequence 9, since it has acknowledged every delivered message" in said
     )
-    assert "it goes on after sequence 0: what it has acknowledged is delivered again" in said
+    assert "it continues after sequence 0: messages that it has acknowledged are delivered again" in said
     assert "consumer right" not in said
 
 
@@ -159,7 +160,7 @@ def test_the_acknowledgements_of_a_backup_are_restored_one_by_one():
         "pending": {"4": {"Sequence": 7, "Timestamp": 5}, "8": {"Sequence": 11, "Timestamp": 5}},
         "redelivered": {"4": 1},
     }
-    assert "consumers go on where they were when the backup was made" in "; ".join(planned(known).not_kept)
+    assert "consumers continue where they were when the backup was made" in "; ".join(planned(known).not_kept)
     part = planned(known, to_sequence=5).consumers[0]["state"]
     assert (part["delivered"]["stream_seq"], part["pending"].keys()) == (5, {"4"})
     none = planned(known, subjects=("s.a",), to_sequence=3).consumers[0]["state"]

@@ -54,14 +54,14 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
             "2 acknowledged messages of S are MISSING (4, 7); the stream has them, and the next sweep tries again to"
             " store them: the store is away",
         ),
-        (view(dangling=["blocks/x"]), "blocks/x is named by an entry, and not there"),
+        (view(dangling=["blocks/x"]), "blocks/x is named by an entry and missing"),
         (view(unreadable=["_entries/x is damaged"]), "an entry can't be read: _entries/x is damaged"),
         (View(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
         (View(STATE, 1.0, [Heard(FAILING, 1.0)]), "one: the sweep failed: the store is away"),
         (
             View(STATE, 1.0, [Heard(at("a", "s3://lake"), 1.0), Heard(at("b", "file:///lake"), 1.0)]),
-            "nodes know the archive by different URLs, file:///lake (b), s3://lake (a): "
-            "set [table] location to the one of engines on all nodes",
+            "nodes use different URLs for the archive, file:///lake (b), s3://lake (a): "
+            "set [table] location to the URL of engines on all nodes",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody(
 
 
 def test_that_nobody_leads_comes_first():
-    assert view(ago=99.0).troubles(leader="")[0] == "nobody leads the sweep: what is stored is not adopted"
+    assert view(ago=99.0).troubles(leader="")[0] == "the sweep has no leader: stored blocks are not adopted"
 
 
 def test_gaps_and_overlaps_are_told_in_one_sentence():

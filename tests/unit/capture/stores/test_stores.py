@@ -317,9 +317,9 @@ def test_an_address_says_where_objects_lie():
         ("s3://bucket?endpoint=http://minio:9000", "is not encrypted: use https, or set plain_http = true"),
         ("s3://bucket?endpoint=minio:9000", "is not https://host:port"),
         ("s3://bucket?encryption=rot13", "encryption"),
-        ("s3://bucket?kms_key=k", "is of use with encryption"),
-        ("gs://bucket?encryption=AES256", "are of use with s3:// only"),
-        ("az://container?region=eu-1", "are of use with s3:// only"),
+        ("s3://bucket?kms_key=k", "applies to encryption"),
+        ("gs://bucket?encryption=AES256", "apply to s3:// only"),
+        ("az://container?region=eu-1", "apply to s3:// only"),
         ("s3://[::1", "does not name a bucket"),
         ("file://[::1", "the store's URL is not valid"),
         ("s3://bucket?endpoint=https://[::1 x", "is not https://host:port"),
@@ -340,7 +340,7 @@ def test_an_object_store_that_can_not_be_opened_says_why(url, sentence, monkeypa
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("s3://key:very-secret@bucket", "^s3://bucket has credentials in it, where logs show them: set AWS_ACCESS"),
+        ("s3://key:very-secret@bucket", "^s3://bucket contains credentials, which logs would show: set AWS_ACCESS"),
         ("s3://bucket?endpoint=https://key:very-secret@minio", "^s3://bucket has credentials in it"),
         ("s3://bucket?very-secret", "^s3://bucket: what follows the . is not name=value"),
     ],
@@ -371,7 +371,7 @@ def test_the_store_section_of_capture_toml_becomes_the_url(tmp_path):
     ("section", "sentence"),
     [
         ('endpoint = "https://minio"', "no url: write url = "),
-        ('url = "/folder"\nregion = "eu-1"', "region: of use with s3://, az:// and gs:// only, not with /folder"),
+        ('url = "/folder"\nregion = "eu-1"', "region: for s3://, az:// and gs:// only, not for /folder"),
         ('url = "s3://b"\nendpont = "x"', "there is no setting `endpont`"),
         ('url = "s3://b"\ntimeout = "soon"', "timeout"),
     ],
