@@ -229,7 +229,7 @@ class View:
         if self.state is None:
             return [*found, "the archive was never swept"]
         if self.is_late:
-            found.append(f"the last sweep was {self.ago:.0f} s ago, and one is due every {self.state.every:g} s")
+            found.append(f"the last sweep was {self.ago:.0f} s ago (expected every {self.state.every:g} s)")
         found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
         found += few([f"{path} is named by an entry and missing" for path in self.state.dangling])
         found += few([f"an entry can't be read: {text}" for text in self.state.unreadable])
@@ -237,7 +237,7 @@ class View:
         found += [f"{one.node.node}: {text}" for one in self.nodes if not one.is_late for text in one.node.troubles]
         return found + few(
             [
-                f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
+                f"{one.node.node} has not reported for {one.ago:.0f} s (expected every {one.node.every:g} s)"
                 for one in self.nodes
                 if one.is_late
             ]

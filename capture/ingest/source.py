@@ -204,16 +204,16 @@ class Source:
             except (RequestTimeoutError, NotConnectedError, JetStreamError) as error:
                 if isinstance(error, JetStreamError) and error.code != UNAVAILABLE:
                     raise
-                state = f"can't take up consumer {self._durable} of stream {self._stream} yet"
+                state = f"can't start reading consumer {self._durable} of stream {self._stream} yet"
                 self._repeated.warning(state, f"{state}: {error}")
             await asyncio.sleep(TICK)
         return False
 
     def _others(self) -> str:
         return (
-            f"consumer {self._durable} of stream {self._stream} is read by somebody else too, and with"
-            f' ack = "all" an acknowledgement here would count for messages there. Stop the other reader, or use'
-            f' another durable, with ack = "explicit" for several nodes'
+            f"consumer {self._durable} of stream {self._stream} has another reader, and with"
+            f' ack = "all" an acknowledgement here would also cover messages of that reader. Stop the other reader, or'
+            f' use another durable, with ack = "explicit" for several nodes'
         )
 
     def _new_pull(self) -> Pull:

@@ -38,9 +38,7 @@ async def read_back(store: Store, outputs: Sequence[Stored], keys: Keys | None =
 
     found = await asyncio.gather(*map(look, outputs))
     if wrong := [one for several in found for one in several]:
-        raise CompactionError(
-            f"the output differs from the report, nothing was committed: {'; '.join(wrong)}"
-        )
+        raise CompactionError(f"the output differs from the report, nothing was committed: {'; '.join(wrong)}")
 
 
 async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[str]:

@@ -211,9 +211,7 @@ def _consumers(
         if one.ephemeral:
             left.append(f"consumer {name} is ephemeral: it ended with its client")
         elif elsewhere and one.config.get("deliver_subject"):
-            left.append(
-                f"consumer {name} is left out: it would push the copy to subscribers of the original"
-            )
+            left.append(f"consumer {name} is left out: it would push the copy to subscribers of the original")
         else:
             config = dict(one.config) | {"name": name, "metadata": _metadata(one.config, exact)}
             if options.replicas is not None:

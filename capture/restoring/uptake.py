@@ -263,8 +263,8 @@ async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mappin
                     await asyncio.sleep(POLL)
     except TimeoutError:
         raise RestoreError(
-            f"within {within:g} s the server did not say that the consumers {', '.join(left)} of stream {stream} are"
-            " where they were"
+            f"within {within:g} s the server did not report that the consumers {', '.join(left)} of stream {stream}"
+            " are where they were"
         ) from None
 
 
@@ -288,6 +288,6 @@ async def stream_there(natty: Natty, stream: str, last: int, within: float, *, r
                 await asyncio.sleep(POLL)
     except TimeoutError:
         raise RestoreError(
-            f"stream {stream} was restored up to sequence {last}, but within {within:g} s the server said: {said}."
+            f"stream {stream} was restored up to sequence {last}, but within {within:g} s the server reported: {said}."
             " Check it before you use it"
         ) from None

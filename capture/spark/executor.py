@@ -38,9 +38,7 @@ def command(java: Path, environ: Mapping[str, str]) -> list[str]:
     """Return the executor's command line. SparkError, naming the missing variables, if Spark did not start this."""
     missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environ]
     if missing:
-        raise SparkError(
-            f"Spark on Kubernetes starts executors itself: {', '.join(missing)} not set"
-        )
+        raise SparkError(f"Spark on Kubernetes starts executors itself: {', '.join(missing)} not set")
     numbers = sorted(int(name.removeprefix(_OPTION)) for name in environ if name.startswith(_OPTION))
     options = [environ[f"{_OPTION}{number}"] for number in numbers]
     classes = [environ.get("SPARK_CONF_DIR"), environ.get("SPARK_CLASSPATH"), str(_SPARK_HOME / "jars" / "*")]

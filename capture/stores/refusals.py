@@ -87,9 +87,7 @@ def _describe_unanswered(error: BaseException, where: str, text: str, address: A
             f"PEM file, or correct the endpoint's name"
         )
     if "kind: Connect" in text:
-        reason = (
-            "its name is not known" if "dns error" in text else "no process listens there, or a firewall blocks it"
-        )
+        reason = "its name is not known" if "dns error" in text else "no process listens there, or a firewall blocks it"
         return StoreError(f"{where} can't be reached ({reason}): check the endpoint, and that it runs")
     return StoreError(f"{where}: {_QUERY.sub('', text.splitlines()[0] if text else type(error).__name__)}")
 

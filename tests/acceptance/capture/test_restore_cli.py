@@ -53,8 +53,8 @@ def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refus
     assert (planned.status, planned.err) == (0, "")
     assert f"19 messages of {name}, about " in planned.out
     assert "gaps: 1 sequences (5)" in planned.out
-    assert "not restored: when the stream was made" in planned.out
-    assert "estimated time: at least 1 s, with idle machines and a near store" in planned.out
+    assert "not kept: when the stream was created" in planned.out
+    assert "estimated time: 1 s if machines are idle and the store is near, else longer" in planned.out
     assert name not in names_of(served)
     done = shell.capture("restore", archive, "--json")
     told = json.loads(done.out)

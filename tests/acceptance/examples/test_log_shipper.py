@@ -258,7 +258,7 @@ async def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(natty, t
     with Ledger(tmp_path, "app", route.stream(0)) as ledger:
         ledger.write([("web1", 0, b"a line")], 100)
     settings = ConsumeSettings(route=route, directory=tmp_path, output="app", read_partitions=(0,))
-    with pytest.raises(ShipperError, match="ends at 0, and up to 100 is written: it was made anew"):
+    with pytest.raises(ShipperError, match="ends at 0, and up to 100 is written: it was created again"):
         await consume(natty, settings, asyncio.Event())
 
 
@@ -317,7 +317,7 @@ def test_a_file_that_vanishes_ends_the_shipper_when_all_of_it_is_shipped(shell, 
     host.append(10)
     host.file.unlink()
     done = shell.finish(producer)
-    assert (done.status, "what could be read of it is shipped" in done.complaint) == (1, True)
+    assert (done.status, "the lines that could be read are shipped" in done.complaint) == (1, True)
     wait_for([host])
     host.file.touch()
     producer = shippers.shipper("produce", **settings)

@@ -35,7 +35,8 @@ async def test_a_store_in_which_the_archive_of_this_name_is_not_is_a_failure(fle
     status, found = doctor(store=str(tmp_path / "prod"))
     assert (status, found["archive"]["status"], found["store"]["status"]) == (1, "fail", "ok")
     assert found["store"]["text"].endswith("; it holds no archive yet")
-    assert "they would be missing here" in found["archive"]["text"] or "NATS records manifest" in found["archive"]["text"]
+    said = found["archive"]["text"]
+    assert "they would be missing here" in said or "NATS records manifest" in said
 
 
 async def test_a_stream_and_a_store_that_are_not_there_are_failures(fleet, doctor, tmp_path):

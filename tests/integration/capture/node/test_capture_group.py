@@ -276,7 +276,7 @@ async def test_a_work_queue_has_no_group_for_capture(group, start_beside, natty_
     natty, name = group.fleet.natty, natty_name("queue")
     await natty.ensure_stream(name, retention="workqueue", **partitioned(name, 2))
     await natty.static_group(name, "g").create(2, members=["p0", "p1"])
-    with pytest.raises(ConfigError, match=r"is a work queue: it takes no consumer .* at once\. Leave group out"):
+    with pytest.raises(ConfigError, match=r"work queue: it does not accept a consumer .* at once\. Leave group out"):
         await start_beside(group.configure(stream=name)).ended()
 
 

@@ -209,7 +209,7 @@ async def test_a_message_leaves_the_stream_only_when_it_is_durable_whoever_is_ki
 async def test_what_a_work_queue_does_not_allow_is_told_in_a_sentence(fleet, start, natty_name):
     fleet.stream = natty_name("queue")
     await fleet.create(retention="workqueue")
-    with pytest.raises(ConfigError, match=r'is a work queue: it takes no consumer .* Use ack = "explicit"'):
+    with pytest.raises(ConfigError, match=r'is a work queue: it does not accept a consumer .* Use ack = "explicit"'):
         await start(fleet.configure(ack="all")).ended()
     with pytest.raises(ConfigError, match=r'is a work queue: each of its messages .* Use start = "all"'):
         await start(fleet.configure(start="new")).ended()
@@ -245,7 +245,7 @@ async def test_a_second_node_gives_up_and_the_first_goes_on(fleet, start, monkey
     first = start(config)
     await fleet.until(lambda state: state["num_waiting"])
     monkeypatch.setattr(source, "ALONE_WITHIN", 0.5)
-    with pytest.raises(NotAloneError, match=r"is read by somebody else too, .* it asks for messages right now"):
+    with pytest.raises(NotAlone, match=r"has another reader, .* it requests messages right now"):
         await start(config).ended()
     await fleet.publish(orders(50))
     await fleet.until_all_acked(50)

@@ -246,7 +246,7 @@ async def test_a_stream_that_the_server_does_not_have_as_a_whole_is_told(natty, 
     await stream_there(natty, name, 1, PATIENCE)
     await stream_there(natty, name, 1, PATIENCE, replicas=0)  # as a record of somebody else may say it
     with pytest.raises(
-        RestoreError, match=r"up to sequence 2, but within 0\.5 s the server said: (sequences 1 to 1|nothing)"
+        RestoreError, match=r"up to sequence 2, but within 0\.5 s the server reported: (sequences 1 to 1|nothing)"
     ):
         await stream_there(natty, name, 2, 0.5)
 

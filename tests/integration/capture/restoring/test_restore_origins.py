@@ -58,7 +58,7 @@ async def test_as_a_whole_it_goes_on_behind_its_last_message(natty, origin, natt
     monkeypatch.setattr("capture.restoring.rebuild.upload", uploaded)
     done = await restored(natty, captured)
     assert done.messages == COUNT
-    assert "goes on from" not in "; ".join(done.not_kept)
+    assert "no longer copies from" not in "; ".join(done.not_kept)
     wanted = [one["data"] for one in (await dumped(natty, origin))[1].values()]
     assert await holding(natty, name, 2 * COUNT) == wanted
     after = await dumped(natty, name)
@@ -75,7 +75,7 @@ async def test_a_part_of_it_is_a_plain_stream_and_the_plan_says_so(natty, origin
     before = (await dumped(natty, name))[1]
     await natty.delete_stream(name)
     plan = await planned(natty, captured, to_sequence=3)
-    assert plan.not_kept[0].startswith(f"the stream goes on from {origin} no more: behind a part of the stream")
+    assert plan.not_kept[0].startswith(f"the stream no longer copies from {origin}: after a part of the stream")
     await restored(natty, captured, to_sequence=3)
     config = (await info(natty, name))["config"]
     assert (config.get("mirror"), config.get("sources"), config["subjects"]) == (None, None, [name])

@@ -73,7 +73,7 @@ async def test_a_stream_without_direct_get_is_read_by_a_consumer_that_is_gone_af
     async with asyncio.timeout(PATIENCE):
         while (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]["consumer_count"]:
             await asyncio.sleep(0.05)
-    with pytest.raises(ConfigError, match="set allow_direct on it, or leave readBy out"):
+    with pytest.raises(ConfigError, match="set allow_direct on it, or omit readBy"):
         await asyncio.to_thread(source(readBy="direct").reader(ENVELOPE).partitions)
 
 

@@ -95,7 +95,7 @@ async def test_plans_show_no_option_and_a_refusal_repeats_no_secret(answers):
     assert ".pem" not in answers["batch"]["plan"]
     misspelt, secret = answers["refused"]["said"]
     assert "there is no option startsequense; did you mean startSequence?" in misspelt
-    assert "password is no option" in secret
+    assert "password is not an option" in secret
     assert "hunter2" not in secret
 
 

@@ -170,9 +170,7 @@ async def test_a_machine_that_vanished_is_an_error_and_its_return_is_noticed(s3)
         await proxy.restore()
         await persistent(store, "after")
         await proxy.cut()
-        with pytest.raises(
-            StoreError, match=r"can't be reached \(no process listens there, or a firewall blocks it\)"
-        ):
+        with pytest.raises(StoreError, match=r"can't be reached \(no process listens there, or a firewall blocks it\)"):
             await store.get("before")
         await proxy.restore()
         assert {one.path for one in await store.list()} >= {"after", "before"}  # and "during", if that was only slow
@@ -192,7 +190,7 @@ async def test_a_store_that_lies_about_success_is_found_out(stores, faulty):
     store, direct = stores
     await store.put("warm", b"")
     faulty.fault = first_times(1, is_put, LIE)
-    with pytest.raises(StoreError, match="said that a was stored, and it is not there"):
+    with pytest.raises(StoreError, match="reported that a was stored, but it is missing"):
         await store.put("a", b"x")
     with pytest.raises(NotStoredError):
         await direct.get("a")

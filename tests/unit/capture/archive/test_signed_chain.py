@@ -116,9 +116,7 @@ async def test_an_older_manifest_under_a_newer_name_is_not_taken_up_signed_or_no
 async def test_a_document_says_where_it_belongs():
     store, state = await begun(keys=None)
     data, path = await store.get(state.head.path), document_path(Manifest, 8, 9)
-    with pytest.raises(
-        ManifestError, match=f"{path} holds document 1 of term 1: it is in another document's place"
-    ):
+    with pytest.raises(ManifestError, match=f"{path} holds document 1 of term 1: it is in another document's place"):
         chain.decode(data, path, Manifest)
 
 

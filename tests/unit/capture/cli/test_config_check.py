@@ -97,8 +97,8 @@ server = "nats://user:secret@host"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('store = "ftp://x"', "ftp:// is not a kind of store that this version knows"),
-        ('store = "s3://key:secret@lake"', "s3://lake has credentials in it"),
+        ('store = "ftp://x"', "ftp:// is not a kind of store that this version supports"),
+        ('store = "s3://key:secret@lake"', "s3://lake contains credentials"),
         ('store = "lake"\nencrypt = true', "encrypt is on and there is no key"),
         ('store = "lake"\nflatten = "os:sep"\nformat = "csv"', "the flatten 'os:sep' is not a function but str"),
         ('store = "lake"\nack_wait = 9', "max_age 30.0 s must be below the consumer's ack_wait 9.0 s"),

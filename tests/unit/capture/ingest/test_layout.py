@@ -93,7 +93,7 @@ def test_what_is_no_folder_is_laid_out_in_the_way_of_hive_and_the_reason_logged(
 
 def test_a_layout_that_raises_keeps_no_message_from_being_stored(caplog: pytest.LogCaptureFixture) -> None:
     assert resolved_by(lambda partition: {}[partition.key])(here()) == here().hive()
-    assert "laid out in the way of Hive: 'eu'" in caplog.text
+    assert "the Hive layout is used: 'eu'" in caplog.text
 
 
 def test_a_folder_may_be_long_but_leaves_room_for_the_name() -> None:

@@ -286,8 +286,8 @@ async def acknowledge_all(source: Source) -> None:
 async def test_a_delivery_to_somebody_else_ends_the_source_before_it_is_acked() -> None:
     piece = Piece([batch_of(delivered(1, 1)), batch_of(delivered(9, 3))])
     with pytest.raises(
-        NotAloneError,
-        match=r"consumer d of stream S is read by somebody else too, .* after delivery 1 came 1, numbered 3 to 3",
+        NotAlone,
+        match=r"consumer d of stream S has another reader, .* after delivery 1 came 1, numbered 3 to 3",
     ):
         await acknowledge_all(alone(Server([piece], waiting=[])))
     assert set(acked(piece.acks)) == {1}

@@ -63,7 +63,7 @@ def test_options_are_read_whatever_their_case():
         ({"stream": "A", "path": "x"}, "there is no option path"),
         ({"stream": "A B"}, "option stream 'A B'"),
         ({"stream": "A", "startSequence": "0"}, "option startSequence '0': it must be a whole number of 1 or more"),
-        ({"stream": "A", "startSequence": "one"}, "from 1 on"),
+        ({"stream": "A", "startSequence": "one"}, "of 1 or more"),
         ({"stream": "A", "startTime": "yesterday"}, "2026-01-31T12:00:00Z"),
         ({"stream": "A", "startTime": "2026-01-01", "startSequence": "3"}, "contradict each other"),
         ({"stream": "A", "startSequence": "9", "endSequence": "3"}, "endSequence 3 is before startSequence 9"),
@@ -88,7 +88,7 @@ def test_a_wrong_option_of_writing_is_named():
 
 @pytest.mark.parametrize("option", ["password", "Token", "user"])
 def test_a_secret_is_no_option_and_is_not_repeated(option):
-    with pytest.raises(ConfigError, match=f"{option} is no option: Spark would show it") as caught:
+    with pytest.raises(ConfigError, match=f"{option} is not an option: Spark would show it") as caught:
         ReadOptions.of({"stream": "A", option: "hunter2"})
     assert "hunter2" not in str(caught.value)
 

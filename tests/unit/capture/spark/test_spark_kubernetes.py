@@ -54,7 +54,7 @@ def test_an_executor_knows_its_master_since_spark_reads_no_secret_from_a_file_wi
 
 
 def test_an_executor_that_spark_did_not_start_says_what_is_missing():
-    with pytest.raises(SparkError, match="not people: SPARK_EXECUTOR_POD_NAME not set"):
+    with pytest.raises(SparkError, match="starts executors itself: SPARK_EXECUTOR_POD_NAME not set"):
         executor.command(Path("/java"), {name: TOLD[name] for name in TOLD if name != "SPARK_EXECUTOR_POD_NAME"})
 
 

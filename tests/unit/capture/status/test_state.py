@@ -47,8 +47,8 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (view(ago=36.0), "the last sweep was 36 s ago, and one is due every 10 s"),
-        (view(nodes=[36.0]), "one was not heard of for 36 s, and says something every 10 s"),
+        (view(ago=36.0), "the last sweep was 36 s ago (expected every 10 s)"),
+        (view(nodes=[36.0]), "one has not reported for 36 s (expected every 10 s)"),
         (
             view(streams=[stream(missing=2, missing_are="4, 7", remedy="the store is away")]),
             "2 acknowledged messages of S are MISSING (4, 7); the stream has them, and the next sweep tries again to"

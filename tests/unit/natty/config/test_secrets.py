@@ -247,9 +247,9 @@ def test_the_configuration_makes_a_store_private(tmp_path):
         assert not open_store(config(f'url = "{url}"\nprivate = false').store).private
     for lines, said in (
         ('url = "s3://lake"\nprivate = true', "private"),
-        ('url = "memory://lake"\nprivate = true', "of use with a folder only"),
+        ('url = "memory://lake"\nprivate = true', "private: for a folder only"),
         ('url = "/lake"\nprivate = 3', "`private` is true or false, not 3"),
-        ('url = "/lake"\nregion = "eu"', "region: of use with s3://"),
+        ('url = "/lake"\nregion = "eu"', "region: for s3://"),
     ):
         with pytest.raises(ConfigError, match=said):
             config(lines)
