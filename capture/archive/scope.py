@@ -77,7 +77,7 @@ async def read_records(store: Store, stream: str) -> list[Asked]:
     return [await read_record(store, one.path) for one in await store.list(_folder(stream))]
 
 
-async def never_asked(natty: Natty, store: Store, stream: str, missing: Sequences) -> Sequences:
+async def find_out_of_scope(natty: Natty, store: Store, stream: str, missing: Sequences) -> Sequences:
     """Return which of the missing sequences are outside the archive's scope.
 
     They are before the start of every durable, or their messages in the stream have subjects that no durable filters.

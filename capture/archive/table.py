@@ -88,7 +88,7 @@ def first_table(manifest: Manifest) -> Table:
     return Table(files=manifest.table, retired=retired, of_manifest=manifest.number)
 
 
-def unforgotten(table: Table, manifest: Manifest) -> list[str]:
+def list_still_named(table: Table, manifest: Manifest) -> list[str]:
     """Return which consumed blocks the table must still name for this manifest, and for later ones.
 
     The manifest that the table was made of, or an earlier one, named every consumed block. If a later manifest does not

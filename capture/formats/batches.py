@@ -14,7 +14,7 @@ from capture.archive.stored_formats import format_of
 from capture.errors import CaptureError, FormatError
 from capture.formats.choose import reader
 from capture.formats.envelope import SCHEMA
-from capture.formats.parquet import opened_parquet
+from capture.formats.parquet import open_parquet
 
 PIECE_ROWS = 8192
 """The most rows of a piece."""
@@ -68,7 +68,7 @@ def _pieces(
 
 
 def _of_parquet(file: IO[bytes], columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    parquet = opened_parquet(file, columns, buffer_bytes=READ_BYTES)
+    parquet = open_parquet(file, columns, buffer_bytes=READ_BYTES)
     held = [name for name in columns if name in parquet.schema_arrow.names]
     for group in range(parquet.num_row_groups):
         facts = parquet.metadata.row_group(group)

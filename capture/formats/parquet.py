@@ -85,8 +85,8 @@ class ParquetWriter:
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; verifies page checksums. FormatError if a newer version wrote it; pyarrow's errors."""
-        file = opened_parquet(pa.BufferReader(data))
-        return with_envelope(unfolded(file.read()))
+        file = open_parquet(pa.BufferReader(data))
+        return with_envelope(unfold(file.read()))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
         """Yield all rows in one part: `batches.pieces` reads Parquet in pieces, by its row groups."""
@@ -95,7 +95,7 @@ class ParquetWriter:
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""
         columns = ["sequence", "time_ns"]
-        for batch in opened_parquet(file, columns, is_checked=False).iter_batches(POSITIONS, columns=columns):
+        for batch in open_parquet(file, columns, is_checked=False).iter_batches(POSITIONS, columns=columns):
             yield batch["sequence"].to_pylist(), batch["time_ns"].to_pylist()
 
     def _convert_values(self, block: SealedBlock) -> pa.Table:
@@ -126,14 +126,14 @@ def _page_rows(records: Records[Any]) -> int:
     return min(MOST_PAGE_ROWS, PAGE_BYTES // max(1, min(largest, PAGE_BYTES)))
 
 
-def opened_parquet(
+def open_parquet(
     file: IO[bytes], columns: Sequence[str] = (), *, is_checked: bool = True, buffer_bytes: int | None = None
 ) -> pq.ParquetFile:
     """Return a file for reading these columns, or all; page checksums are verified if it `is_checked`.
 
     A row group is read as a whole, which is pyarrow's default, or with `buffer_bytes` this many bytes at a time.
 
-    Columns with a dictionary keep it, so that a value that a thousand rows have takes its size once: `unfolded` makes
+    Columns with a dictionary keep it, so that a value that a thousand rows have takes its size once: `unfold` makes
     them plain. FormatError if a page needs too much memory, or a newer version wrote the file; otherwise pyarrow's
     errors.
     """
@@ -151,7 +151,7 @@ def opened_parquet(
     )
 
 
-def unfolded(table: pa.Table) -> pa.Table:
+def unfold(table: pa.Table) -> pa.Table:
     """Return the table with plain values in place of dictionaries."""
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):

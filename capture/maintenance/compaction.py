@@ -16,7 +16,7 @@ from capture.archive.iceberg_state import ICEBERG
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
 from capture.archive.retention import EVERYTHING, Retention, summed_up
 from capture.archive.sequences import Sequences
-from capture.archive.table import Exposure, Table, Unexposed, first_table, unforgotten, without
+from capture.archive.table import Exposure, Table, Unexposed, first_table, list_still_named, without
 from capture.archive.view import Picture
 from capture.errors import CompactionError, ManifestError, NotSweptError
 from capture.maintenance.compaction_plan import Policy, new_name, plan
@@ -86,7 +86,7 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
     return msgspec.structs.replace(
         picture.table,
         files=table,
-        consumed=[*unforgotten(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
+        consumed=[*list_still_named(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=picture.manifest.number,
         removed=_drop_summed_up(_with_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),

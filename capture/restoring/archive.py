@@ -245,7 +245,7 @@ def _fill_in(records: Records[None]) -> Records[None]:
     return records
 
 
-def unframed(file: IO[bytes]) -> Iterator[bytes]:
+def unframe(file: IO[bytes]) -> Iterator[bytes]:
     """Decompress Snappy's framing piece by piece, and check the checksums. FormatError: damaged, or cut off."""
     if file.read(len(_IDENTIFIER)) != _IDENTIFIER:
         raise FormatError("it is not in Snappy's framing")

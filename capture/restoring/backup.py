@@ -35,10 +35,10 @@ from capture.ingest.record import Records
 from capture.partitioners import partitioner
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.contents import check_settings, checked_state, consumers_of
-from capture.restoring.past import Window, held_then, read_past
+from capture.restoring.past import Window, list_held_then, read_past
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import EXACT, Options, Target, plan_restore
-from capture.restoring.s2 import unpacked
+from capture.restoring.s2 import unpack
 from capture.stores import Store
 from natty import Batch
 from natty.errors import UNREADABLE
@@ -84,7 +84,7 @@ async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Mo
     await _check_free(store, stream)
     with data.open("rb") as file:
         try:
-            reader = await to_thread(ArchiveReader, unpacked(file))
+            reader = await to_thread(ArchiveReader, unpack(file))
             backup = _Backup(stream, reader)
             await claim(store, config.archive or stream, stream, "", config.signer())
             await _store_blocks(backup, config, store)
@@ -232,7 +232,7 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
     began = time.monotonic()
     past = await read_past(None, config, store, Window())
     target = Target(version=EXACT, streams={})
-    plan = plan_restore(past, held_then(past, Window()), Options(), target, now=time.time())
+    plan = plan_restore(past, list_held_then(past, Window()), Options(), target, now=time.time())
     state = plan.state() | {"consumer_count": len(plan.consumers)}
     await to_thread(_make_empty, folder)
     try:

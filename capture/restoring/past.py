@@ -83,7 +83,7 @@ def bounds(past: Past, window: Window) -> tuple[int, int]:
     return first, last if window.to_sequence is None else min(last, window.to_sequence)
 
 
-def held_then(past: Past, window: Window) -> Sequences:
+def list_held_then(past: Past, window: Window) -> Sequences:
     """Return the sequences of the stream then that the archive holds, as far as sequences alone determine it.
 
     Messages that were deleted by then are left out.

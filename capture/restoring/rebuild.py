@@ -16,7 +16,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import RestoreError, RestoreRefusedError
 from capture.reading.shares import Selection
 from capture.restoring.archive import ArchiveWriter
-from capture.restoring.past import held_then, read_past
+from capture.restoring.past import list_held_then, read_past
 from capture.restoring.pick import chosen, fit, rows_of
 from capture.restoring.plan import Options, Plan, Target, plan_restore
 from capture.restoring.uptake import (
@@ -63,7 +63,7 @@ async def prepare(
     if options.name:
         check_name("stream", options.name)
     past = await read_past(None if offline else natty, config, store, options.window)
-    wanted = held_then(past, options.window)
+    wanted = list_held_then(past, options.window)
     window = options.window
     until_ns = None if window.at_ns is None else window.at_ns + 1
     selection = Selection(since_ns=window.start_ns, until_ns=until_ns, subjects=window.subjects)

@@ -23,7 +23,7 @@ _IDENTIFIERS = (b"S2sTwO", b"sNaPpY")
 _HEAD, _CHECKSUM = 4, 4  # bytes
 
 
-def unpacked(file: IO[bytes]) -> Iterator[bytes]:
+def unpack(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the content of a file of S2 or framed Snappy, block by block, and check checksums. FormatError."""
     begun = False
     while head := file.read(_HEAD):

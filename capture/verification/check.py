@@ -15,7 +15,7 @@ from capture.archive.heads import COMPACTION, SWEEP, head_readers
 from capture.archive.identity import Identity, holds_archive, read_claim, require_archive, stream_path
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.recording import Consumer, Recording, resume
-from capture.archive.scope import never_asked, read_records
+from capture.archive.scope import find_out_of_scope, read_records
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import Picture, read_picture
@@ -318,7 +318,7 @@ async def _compare_live(
     verdict = compare(held, await _read_view(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
         return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
-    unwanted = await never_asked(natty, store, config.stream, doubted)
+    unwanted = await find_out_of_scope(natty, store, config.stream, doubted)
     if doubted.last > before.floor and (now := await _read_acknowledged(natty, config, store)) and now.waiting:
         before = replace(before, waiting=max(1, before.waiting))
     view = replace(await _read_view(natty, config, before, recording), unwanted=unwanted)

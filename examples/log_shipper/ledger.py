@@ -40,7 +40,7 @@ class Ledger:
     def __enter__(self) -> Self:
         """Take the ledger for this process alone and mend the files. ShipperError if another process has it."""
         try:
-            with self._told():
+            with self._translate_errors():
                 self._take()
         except BaseException:
             self._database.close()
@@ -83,7 +83,7 @@ class Ledger:
         named = {self._name(host, day): (day, lines) for (host, day), lines in by_file.items()}
         self._begin({name: day for name, (day, _) in named.items() if name not in self._files})
         lengths = [(_append(self.directory / name, lines), name) for name, (_, lines) in named.items()]
-        with self._told(), self._database:
+        with self._translate_errors(), self._database:
             self._database.execute("BEGIN")
             self._database.executemany("UPDATE file SET length = ? WHERE path = ?", lengths)
             self._database.execute("UPDATE stream SET sequence = ?", (sequence,))
@@ -95,7 +95,7 @@ class Ledger:
         names = [name for (name,) in self._database.execute("SELECT path FROM file WHERE day <= ?", (last,))]
         for name in names:
             (self.directory / name).unlink(missing_ok=True)
-        with self._told():
+        with self._translate_errors():
             self._database.execute("DELETE FROM file WHERE day <= ?", (last,))
         self._files.difference_update(names)
         return [self.directory / name for name in names]
@@ -114,13 +114,13 @@ class Ledger:
             for folder in {path.parent, self.directory}:
                 _sync_folder(folder)
         rows = [(name, day, (self.directory / name).stat().st_size) for name, day in new.items()]
-        with self._told(), self._database:
+        with self._translate_errors(), self._database:
             self._database.execute("BEGIN")
             self._database.executemany("INSERT INTO file VALUES (?, ?, ?)", rows)
         self._files.update(new)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:

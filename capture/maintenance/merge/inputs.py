@@ -18,7 +18,7 @@ from capture.errors import CaptureError, FormatError
 from capture.formats.batches import cut
 from capture.formats.choose import reader
 from capture.formats.envelope import with_envelope
-from capture.formats.parquet import checked_version, opened_parquet, unfolded
+from capture.formats.parquet import checked_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import Group
 from capture.maintenance.merge.schema_evolution import evolved, in_table, known_as, read_columns, settled, typed_part
@@ -137,12 +137,12 @@ def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
     size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)  # of a row
     for batch in file.iter_batches(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, size))), use_threads=False):
         for some in cut(batch, BATCH_BYTES):
-            yield with_envelope(unfolded(pa.Table.from_batches([some])))
+            yield with_envelope(unfold(pa.Table.from_batches([some])))
 
 
 def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
     opened = reader(one.format, keys).opened(pa.BufferReader(data), one)
-    return opened_parquet(opened)
+    return open_parquet(opened)
 
 
 async def fetch_ahead(store: Store, objects: Iterable[Stored]) -> AsyncGenerator[tuple[Stored, bytes], None]:

@@ -21,7 +21,7 @@ from capture.formats.envelope import SCHEMA
 from capture.maintenance.engine import Group, Merged, Part
 from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
 from capture.maintenance.merge.inputs import fetch_ahead, input_rows
-from capture.maintenance.merge.same_output import found_again
+from capture.maintenance.merge.same_output import find_same_output
 from capture.maintenance.merge.table_file import Distinct, TableFile
 from capture.stores.contract import Store
 
@@ -149,8 +149,8 @@ async def _store_output(store: Store, file: TableFile, stored_ns: int, keys: Key
         return None
     try:
         await store.put(output.path, file.content, if_absent=True)
-    except AlreadyStoredError:
-        found = await found_again(store, output, file.content, keys)
+    except AlreadyStored:
+        found = await find_same_output(store, output, file.content, keys)
         if found is None:
             raise
         return found

@@ -19,7 +19,7 @@ PIECE_BYTES = 8 * 1024 * 1024
 """Of a file that is compared, for each read."""
 
 
-async def found_again(store: Store, output: Stored, content: Path | bytes, keys: Keys | None) -> Stored | None:
+async def find_same_output(store: Store, output: Stored, content: Path | bytes, keys: Keys | None) -> Stored | None:
     """Return the record of the object at the path of `output` if it has the same content as `content`; otherwise None.
 
     Plain objects are the same if their bytes are. Encrypted ones never have the same bytes, since each has its own key:

@@ -57,7 +57,7 @@ def unified(schemas: Iterable[pa.Schema]) -> pa.Schema:
     return pa.schema(fields.values())
 
 
-def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the rows under this schema, which includes theirs. Missing columns are null.
 
     A value that does not fit its column's type becomes null, and `_conflicts` names the column.
@@ -80,7 +80,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def combined(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of all tables, one after the other, under one schema."""
     schema = unified(table.schema for table in tables)
-    return pa.concat_tables([conformed(table, schema) for table in tables])
+    return pa.concat_tables([conform(table, schema) for table in tables])
 
 
 def _widen(one: pa.Field, other: pa.Field) -> pa.Field:
@@ -147,7 +147,7 @@ def in_table(rows: pa.Table, schema: pa.Schema, *, of_table: bool) -> pa.Table:
     names = typed_part(rows.schema, of_table=of_table)
     called = (known_as(one.name, schema.names) for one in names.values())
     kept = rows.select([*SCHEMA.names, *names]).rename_columns([*SCHEMA.names, *called])
-    return conformed(kept, pa.schema([*SCHEMA, *schema]))
+    return conform(kept, pa.schema([*SCHEMA, *schema]))
 
 
 def evolved(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:

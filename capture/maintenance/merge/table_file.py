@@ -20,7 +20,7 @@ from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.errors import CompactionError, KeyMissingError
 from capture.formats.envelope import SCHEMA, VERSION
-from capture.formats.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED, opened_parquet
+from capture.formats.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED, open_parquet
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import Group, Part
 from capture.maintenance.merge.schema_evolution import OWN
@@ -214,7 +214,7 @@ def check_table_file(file: IO[bytes], stored: Stored) -> list[str]:
 
     It verifies page checksums. Raises pyarrow's errors if the file is not readable Parquet.
     """
-    parquet = opened_parquet(file, ["sequence", "time_ns"])
+    parquet = open_parquet(file, ["sequence", "time_ns"])
     found, rows, last, times, ordered = Sequences(), 0, -1, [], True
     for batch in parquet.iter_batches(READ_ROWS, columns=["sequence", "time_ns"]):
         column = pa.chunked_array([batch["sequence"]])

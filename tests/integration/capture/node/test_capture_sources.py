@@ -10,7 +10,7 @@ import pytest
 from dying import DIES
 from patient import NEVER, PATIENCE, until
 
-from capture.archive.scope import never_asked
+from capture.archive.scope import find_out_of_scope
 from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.config.streams import each
@@ -177,7 +177,7 @@ async def test_of_a_filtered_stream_only_what_was_asked_for_can_be_missing(fleet
     assert verdict.ok, verdict.sentence()
     assert (len(verdict.stored), len(verdict.unwanted)) == (10, 20)
     store, everything = open_store(str(fleet.store)), Sequences.from_range(1, 30)
-    assert await never_asked(fleet.natty, store, fleet.stream, everything) == verdict.unwanted
+    assert await find_out_of_scope(fleet.natty, store, fleet.stream, everything) == verdict.unwanted
     assert everything - verdict.unwanted == verdict.stored
 
 

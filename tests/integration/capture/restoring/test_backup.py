@@ -16,7 +16,7 @@ from capture.errors import ConfigError, FormatError
 from capture.formats.envelope import to_table
 from capture.restoring.archive import ArchiveReader, ArchiveWriter, as_columns
 from capture.restoring.backup import DATA, META, export_backup, import_backup
-from capture.restoring.s2 import unpacked
+from capture.restoring.s2 import unpack
 from capture.stores import open_store
 
 CHUNK = 64 << 10
@@ -141,7 +141,7 @@ async def described(natty, stream, folder):
     """Return what the server itself would write down of a stream: its levels, and each consumer's exact state."""
     await backup(natty, stream, folder)
     with (folder / DATA[0]).open("rb") as file:
-        consumers = ArchiveReader(unpacked(file)).consumers
+        consumers = ArchiveReader(unpack(file)).consumers
     info = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     return info["config"]["metadata"], {
         one["config"]["name"]: (one["config"]["metadata"], one["state"]) for one in consumers
@@ -177,7 +177,7 @@ async def test_a_position_that_contradicts_itself_is_not_restored_from_a_backup(
     folder = tmp_path / "backup"
     await backup(natty, stream, folder)
     with (folder / DATA[0]).open("rb") as file:
-        reader = ArchiveReader(unpacked(file))
+        reader = ArchiveReader(unpack(file))
         rows = pa.concat_tables(as_columns(to_table(records)) for records in reader.messages(stream))
     (worker,) = reader.consumers
     worker["state"] = {
@@ -263,4 +263,4 @@ async def test_the_server_s_bytes_are_s2(natty, stream, tmp_path):
     data = (tmp_path / "backup" / DATA[0]).read_bytes()
     assert data.startswith(b"\xff\x06\x00\x00S2sTwO")
     with (tmp_path / "backup" / DATA[0]).open("rb") as file:
-        assert b"".join(unpacked(file)).startswith(b"NATSARC1")
+        assert b"".join(unpack(file)).startswith(b"NATSARC1")

@@ -13,8 +13,8 @@ import pytest
 from archive_world import GRACE, World
 
 from capture.archive.retention import Rule
-from capture.archive.table import unforgotten
-from capture.errors import AlreadyStoredError
+from capture.archive.table import list_still_named
+from capture.errors import AlreadyStored
 
 SEEDS = int(os.environ.get("INTERLEAVINGS", "200"))
 AT_ONCE = 20
@@ -37,7 +37,7 @@ async def lived(seed, kind=World, **options):
         picture, rows = await world.settle()
         removed = world.removed(picture)
         assert world.acked <= rows | removed, f"lost: {sorted(world.acked - rows - removed)}"
-        assert unforgotten(picture.table, picture.manifest) == []
+        assert list_still_named(picture.table, picture.manifest) == []
         assert picture.manifest.retired == []
         left = await world.store.list("blocks/") + await world.store.list("table/")
         assert {one.path for one in left} == {one.path for one in picture.files}

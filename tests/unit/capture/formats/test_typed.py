@@ -31,7 +31,7 @@ from capture.formats.typed_columns import WHOLE, typed_columns
 from capture.ingest.block import OpenBlocks, SealedBlock
 from capture.ingest.pipeline import group
 from capture.ingest.record import Records
-from capture.maintenance.merge.schema_evolution import combined, conformed, unified
+from capture.maintenance.merge.schema_evolution import combined, conform, unified
 from capture.partitioners import UNDECODABLE, partitioner
 from natty.wire.message import Batch, Message
 
@@ -374,7 +374,7 @@ def test_of_types_that_conflict_the_newer_stays_and_the_older_values_are_named()
 
 def test_large_integers_join_a_column_of_doubles() -> None:
     old = rows_of(pa.schema([("n", pa.int64())]), b'{"n":4611686018427387905}')
-    assert conformed(old, unified([old.schema, pa.schema([("n", pa.float64())])]))["n"].to_pylist() == [2.0**62]
+    assert conform(old, unified([old.schema, pa.schema([("n", pa.float64())])]))["n"].to_pylist() == [2.0**62]
 
 
 # --- through decode, partition and block -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capture.archive.scope import Asked, never_asked, read_records, write_record
+from capture.archive.scope import Asked, find_out_of_scope, read_records, write_record
 from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
@@ -174,7 +174,7 @@ async def unwanted(records: list[Asked], missing: range, subjects: dict[int, str
     for one in records:
         await write_record(store, one)
     reader: Any = Reader(subjects or {})
-    return list(await never_asked(reader, store, "S", Sequences.from_iterable(missing)))
+    return list(await find_out_of_scope(reader, store, "S", Sequences.from_iterable(missing)))
 
 
 async def test_what_lies_before_every_start_was_never_asked_for() -> None:

@@ -18,7 +18,7 @@ from capture.restoring.archive import (
     ArchiveWriter,
     as_columns,
     encoded,
-    unframed,
+    unframe,
     varint,
 )
 
@@ -53,7 +53,7 @@ def written(messages, state=None, consumers=(), cuts=1):
 
 
 def read(data, cut=1 << 16):
-    inside = b"".join(unframed(io.BytesIO(data)))
+    inside = b"".join(unframe(io.BytesIO(data)))
     reader = ArchiveReader(inside[start : start + cut] for start in range(0, len(inside), cut))
     found = [
         message
@@ -154,10 +154,10 @@ def test_what_is_no_archive_is_refused_with_the_reason(inside, reason):
 def test_a_chunk_that_says_nothing_and_is_cut_off_is_noticed_too():
     for cut in (b"\xfe\x05\x00\x00ab", b"\xfe\x05"):
         with pytest.raises(FormatError, match="cut off"):
-            list(unframed(io.BytesIO(b"\xff\x06\x00\x00sNaPpY" + cut)))
+            list(unframe(io.BytesIO(b"\xff\x06\x00\x00sNaPpY" + cut)))
 
 
 def test_what_is_in_another_framing_is_refused():
     for data in (b"", b"\xff\x06\x00\x00S2sTwO", b"\xff\x06\x00\x00sNaPpY\x05\x01\x00\x00x"):
         with pytest.raises(FormatError, match=r"not in Snappy's framing|unknown kind 5"):
-            list(unframed(io.BytesIO(data)))
+            list(unframe(io.BytesIO(data)))

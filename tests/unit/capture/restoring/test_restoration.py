@@ -12,7 +12,7 @@ from capture.archive.recording import Configuration, Consumer, Earlier, Position
 from capture.archive.sequences import Sequences
 from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
-from capture.restoring.past import Past, Window, bounds, held_then, in_force
+from capture.restoring.past import Past, Window, bounds, in_force, list_held_then
 from capture.restoring.plan import Options, Target, plan_restore
 from capture.restoring.replay import Pace, understood
 from capture.restoring.uptake import LIFTED, MARK, in_making
@@ -51,7 +51,7 @@ def past(first=1, last=10, deleted=(), consumers=None, objects=None, removed=(),
 def planned(known, streams=None, version=(2, 15, 1), account=None, **options):
     window = Window(**{name: options.pop(name) for name in Window.__dataclass_fields__ if name in options})
     target = Target(version=version, streams=streams or {}, account=account or {})
-    wanted = held_then(known, window)
+    wanted = list_held_then(known, window)
     return plan_restore(known, wanted, Options(window=window, **options), target, now=NOW)
 
 

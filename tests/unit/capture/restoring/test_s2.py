@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.errors import FormatError
-from capture.restoring.s2 import LARGEST_BLOCK, _step_by_step, decompressed, unpacked
+from capture.restoring.s2 import LARGEST_BLOCK, _step_by_step, decompressed, unpack
 
 IDENTIFIER = b"\xff\x06\x00\x00S2sTwO"
 
@@ -117,7 +117,7 @@ def plain(data):
 
 
 def read(data):
-    return b"".join(unpacked(io.BytesIO(data)))
+    return b"".join(unpack(io.BytesIO(data)))
 
 
 def test_streams_in_a_row_padding_and_an_index_are_read():
