@@ -150,7 +150,7 @@ class Seen:
 # --- decisions: pure -------------------------------------------------------------------------------------------------
 
 
-def updated(record: StreamRecord, seen: Seen, now: float) -> StreamRecord:
+def update_record(record: StreamRecord, seen: Seen, now: float) -> StreamRecord:
     """Return the record updated with `seen`; an equal one if nothing has changed.
 
     A sequence that was once seen as deleted stays deleted. Consumers that no server reported stay unchanged.
@@ -277,7 +277,7 @@ async def record(
     head, before = await current(store, pointer, Recording, now)
     new = {one.stream: StreamRecord(created=one.created) for one in await claimed(store, before.streams)}
     streams = {name: await _refresh(natty, name, one, now) for name, one in (before.streams | new).items()}
-    known = await fixed(store, before.fixed)
+    known = await read_digests(store, before.fixed)
     after = msgspec.structs.replace(before, archive=archive, readme=VERSION, fixed=known, streams=streams)
     if after == before:
         return head
@@ -286,7 +286,7 @@ async def record(
     return await follow_up(store, pointer, head, before, after, grace=grace)
 
 
-async def fixed(store: Store, known: Mapping[str, str]) -> dict[str, str]:
+async def read_digests(store: Store, known: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 by path of the objects that identify the archive and its streams, and record their scope.
 
     Known objects are not read again, so that later changes to them are detected.
@@ -328,7 +328,7 @@ async def _refresh(natty: Natty, name: str, record: StreamRecord, now: float) ->
     if info["created"] != record.created:
         return record
     seen = Seen(config=info["config"], state=info["state"], consumers=consumers, deleted=deleted)
-    return updated(record, seen, now)
+    return update_record(record, seen, now)
 
 
 async def _keep_last_of_hour(store: Store, head: Head, document: Recording, now: float) -> Earlier | None:

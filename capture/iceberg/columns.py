@@ -38,7 +38,7 @@ def new_metadata(location: str) -> TableMetadata:
     return new_table_metadata(FIRST, PARTITIONS, ORDER, location, dict(PROPERTIES))
 
 
-def evolved(metadata: TableMetadata, columns: str, files: FileIO) -> TableMetadata:
+def evolve(metadata: TableMetadata, columns: str, files: FileIO) -> TableMetadata:
     """Return the metadata with all columns of the envelope, and the typed columns in `columns`.
 
     Columns keep their ids. They are only added or widened, as `Table.columns` does. Files have no field ids, so the

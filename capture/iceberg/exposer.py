@@ -28,8 +28,8 @@ from capture.archive.iceberg_state import (
 from capture.archive.manifest import Stored
 from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
-from capture.errors import ManifestError, NotStoredError
-from capture.iceberg.columns import evolved, new_metadata
+from capture.errors import ManifestError, NotStored
+from capture.iceberg.columns import evolve, new_metadata
 from capture.iceberg.facts import data_file, read_footer
 from capture.iceberg.memory_catalog import MemoryFiles
 from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
@@ -180,7 +180,7 @@ class Exposer:
         footers = await _each(came.values(), lambda one: read_footer(store, one))
 
         def add() -> Added:
-            metadata = evolved(state.metadata, change.table.columns, files)
+            metadata = evolve(state.metadata, change.table.columns, files)
             facts = [
                 data_file(*of, footer, metadata.schema()) for of, footer in zip(came.items(), footers, strict=True)
             ]

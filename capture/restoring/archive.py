@@ -63,7 +63,7 @@ class ArchiveWriter:
 
     def add(self, rows: pa.Table) -> bytes:
         """Return the bytes of messages. `rows` have COLUMNS, ascending, and above all sequences added before."""
-        return self._compress(encoded(rows)) if len(rows) else b""
+        return self._compress(encode(rows)) if len(rows) else b""
 
     def end(self) -> bytes:
         """Return the end. Nothing may follow."""
@@ -80,7 +80,7 @@ class ArchiveWriter:
         return bytes(self._compressor.flush())
 
 
-def encoded(rows: pa.Table) -> bytes:
+def encode(rows: pa.Table) -> bytes:
     """Return the entries of messages, one after the other, uncompressed. They may have less than 2 GiB."""
     rows = rows.combine_chunks()
     sequence, time_ns, subject, headers, payload = (_array(rows[name]) for name in COLUMNS.names)

@@ -19,7 +19,7 @@ import msgspec
 from capture.archive.chain import Head, current, latest_offline
 from capture.archive.identity import Identity, claim, read_claim, stream_path
 from capture.archive.readme import VERSION
-from capture.archive.recording import Configuration, Recording, StreamRecord, fixed, follow_up
+from capture.archive.recording import Configuration, Recording, StreamRecord, follow_up, read_digests
 from capture.archive.sequences import Sequences
 from capture.archive.signing import Signer
 from capture.archive.view import GRACE
@@ -212,7 +212,7 @@ async def _record(store: Store, config: CaptureConfig, settings: dict[str, Any],
         before,
         archive=config.archive or backup.stream,
         readme=VERSION,
-        fixed=await fixed(store, before.fixed),
+        fixed=await read_digests(store, before.fixed),
         streams={**before.streams, backup.stream: record},
         created=now,
         leader="import",

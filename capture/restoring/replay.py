@@ -63,7 +63,7 @@ class Pace:
         return max(0.0, (time_ns - first_ns) / 1e9 / self.speed) if self.speed else 0.0
 
 
-def told(stream: str, sequence: int, time_ns: int, headers: bytes | None) -> bytes:
+def write_origin(stream: str, sequence: int, time_ns: int, headers: bytes | None) -> bytes:
     """Return the raw headers of a message that is published again: its own ones and its origin."""
     kept = _RESERVED.sub(b"\r\nCapture-", headers)[:-2] if headers else _BEGIN
     when = f"{datetime.fromtimestamp(time_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"
@@ -174,7 +174,7 @@ async def _messages(plan: Plan, store: Store, keys: Keys | None) -> AsyncGenerat
                     batch = []
                     for some in _fillers(upcoming, sequence - 1):
                         yield some
-                batch.append((subject, told(plan.stream, sequence, time_ns, headers), payload, sequence))
+                batch.append((subject, write_origin(plan.stream, sequence, time_ns, headers), payload, sequence))
                 upcoming = sequence + 1
             yield batch
     for some in _fillers(upcoming, plan.last):
@@ -231,7 +231,12 @@ async def replay(
                     batch = []
                     await sleep(early)
                 batch.append(
-                    (b"%b.%b" % (prefix.encode(), subject), told(plan.stream, sequence, time_ns, headers), payload, 0)
+                    (
+                        b"%b.%b" % (prefix.encode(), subject),
+                        write_origin(plan.stream, sequence, time_ns, headers),
+                        payload,
+                        0,
+                    )
                 )
             await publishing.send(batch)
             if on_progress is not None:

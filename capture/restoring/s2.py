@@ -42,7 +42,7 @@ def unpack(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _decode_chunk(kind: int, body: bytes) -> bytes:
-    data = decompressed(body[_CHECKSUM:]) if kind == _COMPRESSED else body[_CHECKSUM:]
+    data = decompress(body[_CHECKSUM:]) if kind == _COMPRESSED else body[_CHECKSUM:]
     crc = google_crc32c.value(data)
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
     if masked.to_bytes(_CHECKSUM, "little") != body[:_CHECKSUM]:
@@ -50,7 +50,7 @@ def _decode_chunk(kind: int, body: bytes) -> bytes:
     return data
 
 
-def decompressed(block: bytes) -> bytes:
+def decompress(block: bytes) -> bytes:
     """Return the content of an S2 block. FormatError if it is not a valid block.
 
     A block without S2's extensions is Snappy, and decompressed at its speed; only the others are decompressed in

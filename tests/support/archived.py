@@ -11,7 +11,7 @@ from capture.archive.chain import current
 from capture.archive.identity import claim
 from capture.archive.manifest import Manifest
 from capture.archive.readme import VERSION
-from capture.archive.recording import HOUR, Recording, Seen, StreamRecord, fixed, follow_up, updated
+from capture.archive.recording import HOUR, Recording, Seen, StreamRecord, follow_up, read_digests, update_record
 from capture.archive.scope import Asked, write_record
 from capture.archive.sequences import Sequences
 from capture.archive.signing import Signer, SigningKeys
@@ -110,12 +110,12 @@ class Archived:
             consumers=Listing(list(consumers)),
             deleted=Sequences.from_iterable(deleted),
         )
-        streams = {STREAM: updated(before.streams.get(STREAM, StreamRecord(created=CREATED)), seen, self.now)}
+        streams = {STREAM: update_record(before.streams.get(STREAM, StreamRecord(created=CREATED)), seen, self.now)}
         after = msgspec.structs.replace(
             before,
             archive=ARCHIVE,
             readme=VERSION,
-            fixed=await fixed(self.store, before.fixed),
+            fixed=await read_digests(self.store, before.fixed),
             streams=streams,
             created=self.now,
             leader="node",

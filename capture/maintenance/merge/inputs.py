@@ -21,7 +21,7 @@ from capture.formats.envelope import with_envelope
 from capture.formats.parquet import checked_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import Group
-from capture.maintenance.merge.schema_evolution import evolved, in_table, known_as, read_columns, settled, typed_part
+from capture.maintenance.merge.schema_evolution import evolve, in_table, known_as, read_columns, settled, typed_part
 from capture.stores.contract import Store
 
 BATCH_ROWS = 8192
@@ -94,7 +94,7 @@ async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None,
     columns = Columns(pa.schema([]), found, failed)
     oldest_first = sorted((one for one in wanted if one.path in found), key=lambda one: (one.stored_ns, one.path))
     parts = dict.fromkeys(pa.schema(list(columns._part(one).values())) for one in oldest_first)
-    return Columns(evolved(read_columns(table), parts), found, failed)
+    return Columns(evolve(read_columns(table), parts), found, failed)
 
 
 async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:

@@ -43,7 +43,7 @@ Column: TypeAlias = pa.ChunkedArray
 # --- the columns of blocks together ----------------------------------------------------------------------------------
 
 
-def unified(schemas: Iterable[pa.Schema]) -> pa.Schema:
+def unify(schemas: Iterable[pa.Schema]) -> pa.Schema:
     """Return the envelope and every typed column of these schemas, each in a type that fits all its values.
 
     If two types have nothing in common, it takes the later schema's, which is that of the newer block if they are in
@@ -77,9 +77,9 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def combined(tables: Sequence[pa.Table]) -> pa.Table:
+def combine(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of all tables, one after the other, under one schema."""
-    schema = unified(table.schema for table in tables)
+    schema = unify(table.schema for table in tables)
     return pa.concat_tables([conform(table, schema) for table in tables])
 
 
@@ -150,11 +150,11 @@ def in_table(rows: pa.Table, schema: pa.Schema, *, of_table: bool) -> pa.Table:
     return conform(kept, pa.schema([*SCHEMA, *schema]))
 
 
-def evolved(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
+def evolve(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
     """Return the table's typed columns after merging objects with these columns into it, oldest first.
 
     An existing column changes as Iceberg permits: int to long, float to double, a decimal to more digits, a struct to
-    more fields. A new one gets a type that fits all its values; see `unified`.
+    more fields. A new one gets a type that fits all its values; see `unify`.
     """
     fields: dict[str, pa.Field] = {field.name: field for field in table}
     for schema in found:

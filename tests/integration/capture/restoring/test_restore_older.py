@@ -19,7 +19,7 @@ from servers import old_server
 from capture.config.permissions import Role, permissions
 from capture.errors import RestoreError
 from capture.restoring import replay as replay_module
-from capture.restoring.replay import Pace, replay, told
+from capture.restoring.replay import Pace, replay, write_origin
 from natty import Natty, PublishError, WrongLastSequenceError
 from natty.config.units import parse_time
 from natty.testing import NatsServer, ServerOptions
@@ -110,7 +110,8 @@ async def test_who_may_restore_by_the_printed_permissions_may_do_so_on_an_older_
 
 async def test_what_an_older_server_refuses_leaves_nothing(older, captured, monkeypatch):
     monkeypatch.setattr(
-        "capture.restoring.replay.told", lambda *arguments: b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n"
+        "capture.restoring.replay.write_origin",
+        lambda *_: b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n",
     )
     with pytest.raises(WrongLastSequenceError):
         await restored(older, captured)
@@ -150,9 +151,11 @@ async def test_a_stream_is_replayed_below_other_subjects_at_a_pace(natty, natty_
 
 
 def test_headers_that_act_on_a_server_are_renamed_and_the_others_stay_as_they_were():
-    block = told("S", 7, 1_795_230_000_000_000_001, b"NATS/1.0\r\nnats-ttl: 1s\r\nA: Nats-B\r\nE:\r\nX: \xff\r\n\r\n")
+    block = write_origin(
+        "S", 7, 1_795_230_000_000_000_001, b"NATS/1.0\r\nnats-ttl: 1s\r\nA: Nats-B\r\nE:\r\nX: \xff\r\n\r\n"
+    )
     assert block == (
         b"NATS/1.0\r\nCapture-nats-ttl: 1s\r\nA: Nats-B\r\nE:\r\nX: \xff\r\n"
         b"Capture-Stream: S\r\nCapture-Sequence: 7\r\nCapture-Time: 2026-11-21T03:00:00.000000001Z\r\n\r\n"
     )
-    assert told("S", 1, 0, None).startswith(b"NATS/1.0\r\nCapture-Stream: S\r\n")
+    assert write_origin("S", 1, 0, None).startswith(b"NATS/1.0\r\nCapture-Stream: S\r\n")

@@ -18,7 +18,7 @@ from capture.archive.recording import (
     history_path,
     is_unaware,
     resume,
-    updated,
+    update_record,
 )
 from capture.archive.sequences import Sequences
 from capture.verification.audit import audit
@@ -54,27 +54,27 @@ def seen(config=None, state=None, deleted=None, consumers=(), missing=()):
 
 
 def test_each_configuration_is_kept_word_for_word_with_the_time_and_the_sequences_of_its_change():
-    first = updated(EMPTY, seen(), 100.0)
-    again = updated(first, seen(state=STATE | {"last_seq": 8}), 110.0)
+    first = update_record(EMPTY, seen(), 100.0)
+    again = update_record(first, seen(state=STATE | {"last_seq": 8}), 110.0)
     changed = CONFIG | {"max_age": 5}
-    last = updated(again, seen(config=changed, state=STATE | {"first_seq": 4, "last_seq": 9}), 120.0)
+    last = update_record(again, seen(config=changed, state=STATE | {"first_seq": 4, "last_seq": 9}), 120.0)
     assert [(one.since, one.first_seq, one.last_seq, one.config) for one in last.configurations] == [
         (100.0, 1, 5, CONFIG),
         (120.0, 4, 9, changed),
     ]
     assert last.state == STATE | {"first_seq": 4, "last_seq": 9}
-    assert updated(last, seen(config=CONFIG), 130.0).configurations[-1].since == 130.0  # changed back
+    assert update_record(last, seen(config=CONFIG), 130.0).configurations[-1].since == 130.0  # changed back
 
 
 def test_what_has_not_changed_makes_no_new_record():
-    one = updated(EMPTY, seen(deleted=[2, 3], consumers=[consumer("a", 1)]), 100.0)
-    assert updated(one, seen(deleted=[2, 3], consumers=[consumer("a", 1, num_waiting=3)]), 200.0) == one
-    assert updated(one, seen(consumers=[consumer("a", 1)]), 200.0) == one
+    one = update_record(EMPTY, seen(deleted=[2, 3], consumers=[consumer("a", 1)]), 100.0)
+    assert update_record(one, seen(deleted=[2, 3], consumers=[consumer("a", 1, num_waiting=3)]), 200.0) == one
+    assert update_record(one, seen(consumers=[consumer("a", 1)]), 200.0) == one
 
 
 def test_what_was_deleted_once_stays_so():
-    one = updated(EMPTY, seen(deleted=[2, 3]), 100.0)
-    two = updated(one, seen(state=STATE | {"first_seq": 4}, deleted=[7]), 110.0)
+    one = update_record(EMPTY, seen(deleted=[2, 3]), 100.0)
+    two = update_record(one, seen(state=STATE | {"first_seq": 4}, deleted=[7]), 110.0)
     assert list(Sequences.from_text(two.deleted)) == [2, 3, 7]
     assert two.deleted_seen == 110.0
     assert Recording(streams={"S": two}).deleted("S") == Sequences.from_iterable([2, 3, 7])
@@ -82,7 +82,7 @@ def test_what_was_deleted_once_stays_so():
 
 
 def test_consumers_are_recorded_with_their_positions_and_ephemeral_ones_are_marked():
-    record = updated(EMPTY, seen(consumers=[consumer("d", 5), consumer("e", 1, durable=False)]), 100.0)
+    record = update_record(EMPTY, seen(consumers=[consumer("d", 5), consumer("e", 1, durable=False)]), 100.0)
     assert record.consumers["d"].config == consumer("d", 5)["config"]
     assert record.consumers["d"].delivered == Position(6, 15)
     assert record.consumers["d"].ack_floor == Position(5, 15)
@@ -90,8 +90,8 @@ def test_consumers_are_recorded_with_their_positions_and_ephemeral_ones_are_mark
 
 
 def test_a_consumer_that_is_gone_is_forgotten_and_one_that_nobody_answers_for_is_not():
-    record = updated(EMPTY, seen(consumers=[consumer("a", 1), consumer("b", 2)]), 100.0)
-    record = updated(record, seen(missing=["b", "unknown"]), 110.0)
+    record = update_record(EMPTY, seen(consumers=[consumer("a", 1), consumer("b", 2)]), 100.0)
+    record = update_record(record, seen(missing=["b", "unknown"]), 110.0)
     assert list(record.consumers) == ["b"]
     assert record.consumers["b"].ack_floor == Position(2, 12)
 
@@ -149,13 +149,13 @@ def test_an_ack_floor_that_can_t_be_true_is_not_recorded_where_the_true_one_is_k
     told = consumer("a", 2721, delivered={"consumer_seq": 17600, "stream_seq": 17558})
     told["ack_floor"] = {"consumer_seq": 2721, "stream_seq": 0}
     done, busy = told | {"num_ack_pending": 0}, told | {"name": "b", "num_ack_pending": 2}
-    record = updated(EMPTY, seen(consumers=[done, busy]), 100.0)
+    record = update_record(EMPTY, seen(consumers=[done, busy]), 100.0)
     assert record.consumers["a"].ack_floor == record.consumers["a"].delivered == Position(17600, 17558)
     assert (record.consumers["b"].ack_floor, record.consumers["b"].unacked) == (Position(2721, 0), 2)
 
 
 def test_a_recording_survives_its_encoding():
-    record = updated(EMPTY, seen(deleted=[2], consumers=[consumer("a", 1)]), 100.0)
+    record = update_record(EMPTY, seen(deleted=[2], consumers=[consumer("a", 1)]), 100.0)
     of_backup = stood((3, 2), pending=[4, 2**40])
     record = msgspec.structs.replace(record, consumers={**record.consumers, "b": of_backup})
     recording = Recording(archive="orders", readme=1, streams={"S": record})
@@ -189,7 +189,7 @@ def test_a_server_that_is_not_asked_has_deleted_nothing_else(before, more, first
         return {"first_seq": first, "last_seq": 50, "num_deleted": len(inside)}, inside
 
     told, known = state(first, before)
-    record = updated(EMPTY, seen(state=told, deleted=known), 1e9)
+    record = update_record(EMPTY, seen(state=told, deleted=known), 1e9)
     told, inside = state(max(first, next_first), before | more)
     if not is_unaware(record, told, 2e9):
         assert inside <= set(Sequences.from_text(record.deleted))

@@ -17,7 +17,7 @@ from capture.restoring.archive import (
     ArchiveReader,
     ArchiveWriter,
     as_columns,
-    encoded,
+    encode,
     unframe,
     varint,
 )
@@ -87,7 +87,7 @@ def test_columns_become_the_bytes_that_the_format_asks_for(messages):
     wanted = b"".join(
         by_hand(subject, *numbers[:2], headers or b"", payload) for *numbers, subject, headers, payload in messages
     )
-    assert (encoded(table(messages)) if messages else b"") == wanted
+    assert (encode(table(messages)) if messages else b"") == wanted
 
 
 def test_the_whole_archive_byte_for_byte():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.errors import FormatError
-from capture.restoring.s2 import LARGEST_BLOCK, _step_by_step, decompressed, unpack
+from capture.restoring.s2 import LARGEST_BLOCK, _step_by_step, decompress, unpack
 
 IDENTIFIER = b"\xff\x06\x00\x00S2sTwO"
 
@@ -87,20 +87,20 @@ def test_every_step_does_what_its_description_says(steps, first):
             written.copy(1, 4, False)
         if len(written.data) < LARGEST_BLOCK - 100_000:
             getattr(written, name)(*arguments)
-    assert decompressed(written.block) == written.data
+    assert decompress(written.block) == written.data
 
 
 @given(st.binary(max_size=3000), st.integers(1, 50))
 def test_snappy_is_understood_by_both_ways(data, times):
     block = bytes(cramjam.snappy.compress_raw(data * times))
-    assert decompressed(block) == data * times
+    assert decompress(block) == data * times
     assert _step_by_step(block, len(number(len(data * times)))) == data * times
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_more_than_be_refused(block):
     with contextlib.suppress(FormatError):
-        assert len(decompressed(block)) <= LARGEST_BLOCK
+        assert len(decompress(block)) <= LARGEST_BLOCK
 
 
 def chunk(kind, body):
@@ -149,4 +149,4 @@ def test_what_is_damaged_is_refused(data, said):
 
 def test_a_size_without_an_end_is_refused_at_once():
     with pytest.raises(FormatError, match="a block in it is damaged"):
-        decompressed(b"\xff" * (16 << 20))
+        decompress(b"\xff" * (16 << 20))
