@@ -207,7 +207,7 @@ def resume(one: Consumer) -> tuple[Position, str]:
     if one.config.get("ack_policy") == "none":
         floor = delivered
     if not delivered.is_possible:
-        return _start_position(one.config), f"it was given everything up to {delivered}"
+        return _start_position(one.config), f"everything up to {delivered} was delivered to it"
     contradiction = _find_contradiction(floor, delivered, one.pending or ())
     unacked = len(one.pending) if one.pending is not None else one.unacked
     if unacked == 0:
@@ -225,7 +225,7 @@ def _find_contradiction(floor: Position, delivered: Position, pending: Iterable[
     if not floor.is_possible:
         return f"it has acknowledged everything up to {floor}"
     if floor.stream_seq > delivered.stream_seq:
-        return f"it has acknowledged everything up to {floor}, and was given nothing after {delivered}"
+        return f"it has acknowledged everything up to {floor}, and nothing after {delivered} was delivered to it"
     if (first := min(pending, default=MAXIMUM)) <= floor.stream_seq:
         return f"it has acknowledged everything up to {floor}, and not sequence {first:,}"
     return ""

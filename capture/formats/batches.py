@@ -50,7 +50,7 @@ def pieces(
     except CaptureError as error:
         raise type(error)(f"{stored.path}: {error}") from error
     except Exception as error:  # any error of a library about unreadable bytes
-        raise FormatError(f"{stored.path} is no {stored.format} that can be read: {error}") from error
+        raise FormatError(f"{stored.path} can't be read as {stored.format}: {error}") from error
 
 
 def _pieces(

@@ -78,7 +78,7 @@ def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Tab
     except CaptureError as error:
         raise type(error)(f"{stored.path}: {error}") from error
     except Exception as error:  # any error of a library about unreadable bytes
-        raise FormatError(f"{stored.path} is no {stored.format} that can be read: {error}") from error
+        raise FormatError(f"{stored.path} can't be read as {stored.format}: {error}") from error
     if len(rows) != stored.count:
         raise FormatError(f"{stored.path} has {len(rows):,} rows, its record says {stored.count:,}")
     return rows

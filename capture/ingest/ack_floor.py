@@ -41,7 +41,7 @@ class Floor:
         """Add arrived messages, in the order of the consumer's numbers. Raises DeliveryGap if one is missing."""
         first, last = (int(ack_tokens(reply)[6]) for reply in (replies[0], replies[-1]))
         if (first, last) != (self._next, self._next + len(replies) - 1):
-            raise DeliveryGap(f"after delivery {self._next - 1} came {len(replies)}, numbered {first} to {last}")
+            raise DeliveryGap(f"delivery {self._next - 1} was followed by {len(replies)}, numbered {first} to {last}")
         self._next = last + 1
 
     def note_batch(self, batch: Batch) -> None:

@@ -205,7 +205,7 @@ class Committer:
     def _check_age(self, since: float) -> None:
         if (age := self._clock() - since) > self.options.give_up:
             raise StoreError(
-                f"the block was there for {age:.0f} s without a durable entry, more than {self.options.give_up:g} s, "
+                f"the block existed for {age:.0f} s without a durable entry, more than {self.options.give_up:g} s, "
                 f"half of the sweep's grace: the store is too slow, or the grace too short"
             )
 

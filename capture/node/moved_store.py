@@ -14,7 +14,7 @@ from capture.stores import Store
 from natty import Natty, NattyError
 
 WAYS_ON = (
-    "Copy the whole archive to {new} first; or go back to {old}; or begin a new archive in {new}, with another name"
+    "Copy the whole archive to {new} first; or go back to {old}; or start a new archive in {new}, with another name"
     " (archive) and another durable: see docs/moving.md"
 )
 

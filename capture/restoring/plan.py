@@ -223,7 +223,7 @@ def _consumers(
                 left.append(_other_place(name, one, place, contradiction))
             elif "pending" not in state and (again := _acknowledged_beyond(one, place)):
                 left.append(
-                    f"consumer {name} is given up to {again:,} messages again that it has acknowledged, after sequence"
+                    f"consumer {name} gets up to {again:,} messages again that it has acknowledged, after sequence"
                     f" {state['ack_floor']['stream_seq']:,}"
                 )
     return kept, left

@@ -85,7 +85,7 @@ async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None,
             except CaptureError as error:
                 failed[one.path] = str(error) if one.path in str(error) else f"{one.path}: {error}"
             except Exception as error:  # any error of pyarrow about unreadable bytes
-                failed[one.path] = f"{one.path} is not a Parquet file that can be read: {error}"
+                failed[one.path] = f"{one.path} can't be read as Parquet: {error}"
 
     wanted = [one for one in objects if format_of(one.format).columnar]
     async with asyncio.TaskGroup() as looking:
@@ -123,7 +123,7 @@ def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) 
     except CaptureError as error:
         raise type(error)(f"{one.path}: {error}") from error
     except Exception as error:  # any error of a library about unreadable bytes
-        raise FormatError(f"{one.path} is no {one.format} that can be read: {error}") from error
+        raise FormatError(f"{one.path} can't be read as {one.format}: {error}") from error
     if count != one.count:
         raise FormatError(f"{one.path} has {count:,} rows, its record says {one.count:,}")
 

@@ -272,7 +272,7 @@ async def test_what_went_to_somebody_else_is_never_acked(fleet, start):
         while not running.task.done():
             await fleet.publish(orders(5))
             await asyncio.sleep(0.05)
-    with pytest.raises(NotAloneError, match=r"after delivery [0-9]+ came .*\. Nothing from there on"):
+    with pytest.raises(NotAlone, match=r"delivery [0-9]+ was followed by .*\. Nothing from there on"):
         await running.ended()
     thief.cancel()
     await asyncio.gather(thief, return_exceptions=True)

@@ -89,7 +89,7 @@ async def test_another_store_under_a_running_archive_is_refused_with_both_stores
     old, new = open_store(first.store).url, open_store(moved.store).url
     said = await refusal(moved)
     assert said.startswith(f"the archive {fleet.stream} is in {old}, not in {new}: NATS records manifest ")
-    assert f"Copy the whole archive to {new} first; or go back to {old}; or begin a new archive in {new}" in said
+    assert f"Copy the whole archive to {new} first; or go back to {old}; or start a new archive in {new}" in said
     assert not (fleet.folder / "prod").exists()
 
 

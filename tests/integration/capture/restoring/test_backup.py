@@ -218,9 +218,7 @@ async def test_what_capture_stored_is_exported_as_the_server_would(natty, stream
     await acknowledged_in_gaps(natty, stream, "gaps")
     await sweep_once(natty, config, store)
     exported = await export_backup(config, store, tmp_path / "exported")
-    again = (
-        "consumer gaps is given up to 6 messages again that it has acknowledged, after sequence 4"  # 1 and 2 are gone
-    )
+    again = "consumer gaps gets up to 6 messages again that it has acknowledged, after sequence 4"  # 1 and 2 are gone
     assert again in exported.not_kept
     await restore(natty, tmp_path / "exported", f"{stream}_copy")
     assert await dump(natty, f"{stream}_copy") == await dump(natty, stream)

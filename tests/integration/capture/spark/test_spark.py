@@ -191,7 +191,7 @@ async def test_a_failed_group_does_not_stop_the_driver(driver, store):
     wanted = [group(good, output="table/good.parquet"), group(bad, output="table/bad.parquet")]
     [sound, failed] = await driver.merge(store.as_uri(), wanted)
     assert (sound.failed, sound.outputs[0].count) == ("", 1)
-    assert "bad.parquet is not a Parquet file" in failed.failed
+    assert "bad.parquet can't be read as Parquet" in failed.failed
     assert (await driver.ping()).spark.startswith("4.")
 
 

@@ -148,7 +148,7 @@ def test_a_delivery_that_did_not_come_here_ends_all_acks_before_it(numbers: tupl
     before = [delivered(10 + n, n) for n in (1, 2)]
     come(floor, batch_of(*before))
     came = [delivered(10 + n, n) for n in numbers]
-    with pytest.raises(DeliveryGap, match=r"^after delivery 2 came \d, numbered \d to \d$"):
+    with pytest.raises(DeliveryGap, match=r"^delivery 2 was followed by \d, numbered \d to \d$"):
         come(floor, batch_of(*came))
     floor.note_stored(came)
     assert acked(floor.note_stored(before)) == [12]
@@ -287,7 +287,7 @@ async def test_a_delivery_to_somebody_else_ends_the_source_before_it_is_acked() 
     piece = Piece([batch_of(delivered(1, 1)), batch_of(delivered(9, 3))])
     with pytest.raises(
         NotAlone,
-        match=r"consumer d of stream S has another reader, .* after delivery 1 came 1, numbered 3 to 3",
+        match=r"consumer d of stream S has another reader, .* delivery 1 was followed by 1, numbered 3 to 3",
     ):
         await acknowledge_all(alone(Server([piece], waiting=[])))
     assert set(acked(piece.acks)) == {1}

@@ -287,7 +287,7 @@ async def test_a_group_that_can_not_be_read_is_left_out_and_told_of(archive):
     bad = await store_block(archive.store, [1, 2], key="bad")
     await archive.store.put(bad.path, b"x" * bad.bytes, if_absent=False)
     await archive.sweep()
-    with pytest.raises(CompactionError, match=r"could not be merged: .* is not a Parquet file"):
+    with pytest.raises(CompactionError, match=r"could not be merged: .* can't be read as Parquet"):
         await archive.compact()
     await store_block(archive.store, [3], key="good")
     await archive.sweep()

@@ -207,7 +207,7 @@ async def test_a_group_with_a_bad_input_fails_and_the_others_do_not(store):
     await store.put(inputs[0].path, b"x" * inputs[0].bytes, if_absent=False)
     await store.put(inputs[1].path, b"{}", if_absent=False)
     results = await ArrowEngine().merge(store.url, [group([one]) for one in inputs])
-    assert "is not a Parquet file that can be read" in results[0].failed
+    assert "can't be read as Parquet" in results[0].failed
     assert "its SHA-256 is not the recorded one" in results[1].failed
     assert [one.count for one in results[2].outputs] == [1]
 

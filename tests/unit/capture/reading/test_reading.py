@@ -244,7 +244,7 @@ async def _with_entry(store, entry, **changes):
         ({"sequences": ""}, "does not say what it holds"),
         ({"sequences": "?"}, "does not say what it holds"),
         ({"format": "parquet2"}, "'parquet2' is not a format that this version reads"),
-        ({"format": "ndjson"}, "is no ndjson that can be read"),
+        ({"format": "ndjson"}, "can't be read as ndjson"),
         ({"version": 2}, "has format 2; this version reads up to 1"),
     ],
 )

@@ -218,7 +218,7 @@ async def test_an_object_that_is_not_what_its_record_says_is_named():
     data = b"no parquet"
     await store.put("blocks/none", data)
     none = msgspec.structs.replace(changed, path="blocks/none", bytes=len(data), sha256=sha256(data).hexdigest())
-    with pytest.raises(FormatError, match="blocks/none is no parquet that can be read"):
+    with pytest.raises(FormatError, match="blocks/none can't be read as parquet"):
         await merged(store, [none])
 
 

@@ -194,7 +194,7 @@ def test_where_single_acknowledgements_can_t_be_restored_the_plan_says_how_many_
     older = planned(held, version=(2, 11, 0))
     assert older.consumers[0]["state"]["delivered"] == {"consumer_seq": 3, "stream_seq": 2}
     assert older.consumers[0]["config"]["metadata"] == {}  # such a server gives it its level
-    sentence = "consumer w is given up to 15 messages again that it has acknowledged, after sequence 2"
+    sentence = "consumer w gets up to 15 messages again that it has acknowledged, after sequence 2"
     assert sentence in older.not_kept
     live = msgspec.structs.replace(of_backup([]), pending=None, unacked=2)
     assert sentence in planned(past(last=17, objects=[stored(1, 17)], consumers={"w": live})).not_kept
