@@ -13,7 +13,7 @@ from natty import Natty
 
 ORDERS, COUNTS = "EXAMPLE_SPARK_ORDERS", "EXAMPLE_COUNTS"
 
-warnings.filterwarnings("ignore", category=FutureWarning)  # pyspark's, about pandas, which nobody uses here
+warnings.filterwarnings("ignore", category=FutureWarning)  # pyspark's, about pandas, which is not used here
 
 
 async def prepare() -> None:

@@ -30,8 +30,8 @@ class NodeCollector(Collector):
             ("messages", "Messages stored and acknowledged."),
             ("blocks", "Blocks stored."),
             ("bytes", "Bytes of the stored blocks."),
-            ("failures", "Attempts to store a block that failed, or that a stop has ended."),
-            ("handed_back", "Messages of such blocks; they are delivered again."),
+            ("failures", "Attempts to store a block that failed or that a stop ended."),
+            ("handed_back", "Messages of these blocks; the server delivers them again."),
             ("healed", "Messages among them that this node stored as the sweep's leader, since no node had."),
             (UNDECODABLE, "Messages among them that were stored raw, since they could not be decoded."),
         ):

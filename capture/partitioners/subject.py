@@ -23,7 +23,7 @@ class SubjectToken:
 
     def __post_init__(self) -> None:
         if self.index < 0:
-            raise ConfigError(f"a subject's tokens are counted from 0; {self.index} is none")
+            raise ConfigError(f"a subject's tokens are counted from 0, not from {self.index}")
 
     def __call__(self, records: Records[Any]) -> list[Hashable]:
         """Return the token of each record."""

@@ -35,7 +35,7 @@ async def consume(natty: Natty, settings: ConsumeSettings, stopping: asyncio.Eve
 class Reader:
     """Writes one partition.
 
-    Where it goes on is decided by its ledger, not by the server: whenever it begins, and whenever a delivery got lost
+    Its ledger decides where it continues, not the server: whenever it begins, and whenever a delivery got lost
     on its way, it sets its durable consumer to the first sequence that is not on disk. So a host's lines are in order
     and there once. The acknowledgements show everybody else how far it is.
     """

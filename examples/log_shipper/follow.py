@@ -1,4 +1,4 @@
-"""Follows a log file through rotation and truncation: what was read, and where reading goes on."""
+"""Follows a log file through rotation and truncation: what was read, and where reading continues."""
 
 import hashlib
 import logging
@@ -16,7 +16,7 @@ from log_shipper.settings import ShipperError
 logger = logging.getLogger("shipper")
 
 CHUNK_BYTES = 768 * 1024  # read at a time; a longer line arrives as several, as a message is at most 1 MiB
-BEGINNING_BYTES = 1024  # of a file, by which it is told from another one with its inode
+BEGINNING_BYTES = 1024  # of a file, that distinguishes it from another one with its inode
 LINGER = 1.0  # seconds that a file which was renamed must be quiet: its writer may not know yet
 _ROTATED = re.compile(r"[.-]\d[\d.:TZ_-]*")  # what logrotate and others put behind the name
 
@@ -27,7 +27,7 @@ class FileVanishedError(ShipperError):
 
 @dataclass(frozen=True)
 class Position:
-    """Up to where a file has been read. A file is told by device, inode and beginning; `nonce` is its name in ids."""
+    """Up to where a file has been read. A file is identified by device, inode and beginning; `nonce` is its name in ids."""
 
     device: int
     inode: int
@@ -100,7 +100,7 @@ class Follower:
 
     @property
     def position(self) -> Position | None:
-        """Where reading goes on; None before a file was opened for the first time."""
+        """Where reading continues; None before a file was opened for the first time."""
         return self._position
 
     @property
@@ -161,7 +161,7 @@ class Follower:
         return replace(position, beginning=_hash(self._descriptor, size), beginning_bytes=size)
 
     def _left(self, now: float) -> bool:
-        """Whether another file has taken the place of the open one, and nobody writes to this any more."""
+        """Whether another file has replaced the open one, and no process writes to it any longer."""
         here = os.fstat(self._descriptor)
         try:
             there = self.path.stat()

@@ -75,7 +75,7 @@ class Ledger:
     def write(self, lines: Iterable[Line], sequence: int) -> None:
         """Append the lines, each to its host's file of its day; return when they and `sequence` are on disk.
 
-        OSError, ShipperError: the disk is full, say. The ledger then has to be opened anew.
+        OSError, ShipperError: the disk is full, say. Then open the ledger again.
         """
         by_file: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         for host, time_ns, line in lines:

@@ -16,7 +16,7 @@ LOOK_EVERY = 0.02  # seconds between two looks at a file that has nothing new
 
 
 class Bookmark:
-    """Where a file's shipping goes on: an entry of a key-value bucket, moved by compare-and-set."""
+    """The position where shipping of a file continues: an entry of a key-value bucket, moved by compare-and-set."""
 
     def __init__(self, bucket: Bucket, settings: ProduceSettings) -> None:
         self._bucket, self._settings = bucket, settings
@@ -49,7 +49,7 @@ class Bookmark:
 
 
 async def produce(natty: Natty, settings: ProduceSettings, stopping: asyncio.Event) -> None:
-    """Ship the file until `stopping`. FileVanishedError; ShipperError: somebody else ships it, too."""
+    """Ship the file until `stopping`. FileVanishedError; ShipperError: another shipper ships it, too."""
     route = settings.route
     stream = await route.ensure(natty, partition_of(settings.host, route.partitions))
     bucket = await natty.create_bucket(f"{route.subject.replace('.', '_')}-positions")
@@ -74,7 +74,7 @@ async def ship(chunk: Chunk, publisher: Publisher, subject: str, bookmark: Bookm
     """Store the lines, then move the bookmark behind them."""
     after, before = chunk.position, bookmark.position
     if before is None or (before.file, before.beginning) != (after.file, after.beginning):
-        # The identity comes first: whoever goes on after a crash must make the same message ids of the same lines.
+        # The identity comes first: a shipper that continues after a crash must make the same message ids of the same lines.
         await bookmark.move(replace(after, offset=chunk.lines[0][0]))
     file = after.file
     for start, end, line in chunk.lines:

@@ -1,4 +1,4 @@
-"""What the programs are told by `SHIPPER_*` variables, checked before anything is opened."""
+"""The settings in `SHIPPER_*` variables, checked before anything is opened."""
 
 import re
 import socket
@@ -36,7 +36,7 @@ def partition_of(host: str, partitions: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How the lines of a host get from the one program to the other. Both must be told the same."""
+    """How the lines of a host get from one program to the other. Both need the same settings."""
 
     subject: str
     partitions: int = 0

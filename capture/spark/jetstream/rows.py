@@ -45,7 +45,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         if name not in SCHEMA.names:
             raise ConfigError(f"there is no column {name} of a message; {nearest(name, PUBLISHED)}")
     if "payload" not in types:
-        raise ConfigError("there is no column payload, of text or bytes: a message is made of it")
+        raise ConfigError("there is no column payload, of text or bytes: a message needs it")
     if "subject" not in types and not options.subject:
         raise ConfigError('there is no column subject: add it, or set one for all rows with .option("subject", …)')
     if "subject" in types and options.subject:

@@ -92,9 +92,8 @@ def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) ->
     if offset.created != stream.created:
         first = stream.first
         lost = (
-            f"stream {stream.name} was deleted and created again at {stream.created}: what the one of "
-            f"{offset.created} held"
-            f" from sequence {offset.next} on can't be read any more"
+            f"stream {stream.name} was deleted and created again at {stream.created}: messages of "
+            f"the one of {offset.created} from sequence {offset.next} on can no longer be read"
         )
     elif stream.last < seen:
         first = min(first, stream.last + 1)
