@@ -1,7 +1,7 @@
 """FastStream and natty in one process: one event loop, one server, one set of settings (`NATS_URL`, `NATS_CA`, …).
 
-FastStream answers requests over core NATS, which are lost without a subscriber. Messages that must not get lost go through a
-stream: natty stores it before the caller has its answer, and hands it to a handler until that succeeds.
+FastStream answers requests over core NATS, which are lost without a subscriber. Messages that must not get lost go
+through a stream: natty stores it before the caller has its answer, and hands it to a handler until that succeeds.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ class FileVanishedError(ShipperError):
 
 @dataclass(frozen=True)
 class Position:
-    """Up to where a file has been read. A file is identified by device, inode and beginning; `nonce` is its name in ids."""
+    """Up to where a file has been read. Device, inode and beginning identify a file; `nonce` is its name in ids."""
 
     device: int
     inode: int

@@ -74,7 +74,7 @@ async def ship(chunk: Chunk, publisher: Publisher, subject: str, bookmark: Bookm
     """Store the lines, then move the bookmark behind them."""
     after, before = chunk.position, bookmark.position
     if before is None or (before.file, before.beginning) != (after.file, after.beginning):
-        # The identity comes first: a shipper that continues after a crash must make the same message ids of the same lines.
+        # The identity comes first: after a crash the next shipper must make the same message ids of the same lines.
         await bookmark.move(replace(after, offset=chunk.lines[0][0]))
     file = after.file
     for start, end, line in chunk.lines:
