@@ -60,7 +60,7 @@ def pauses() -> Iterator[float]:
 class Start:
     """The start of a node: waits up to `timeout` seconds in total; with 0 it does not wait.
 
-    `lacks` is a sentence that says what it waits for, or "". The caller sets `over` at the end of the start.
+    `waits_for` is a sentence that says what it waits for, or "". The caller sets `over` at the end of the start.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Start:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.lacks = ""
+        self.waits_for = ""
         self.over = False
         self._timeout, self._clock, self._sleep = timeout, clock, sleep
         self._deadline: float | None = None  # set at the first failure
         self._logged: dict[type[Exception], float] = {}
 
     def __repr__(self) -> str:
-        return f"Start({'over' if self.over else self.lacks or 'under way'})"
+        return f"Start({'over' if self.over else self.waits_for or 'under way'})"
 
     async def step(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`; call it again while it fails with an error that may pass.
@@ -95,7 +95,7 @@ class Start:
                 self._note(error)
                 await self._sleep(min(next(waits), self._seconds_left(error)))
             else:
-                self.lacks = ""
+                self.waits_for = ""
                 return result
 
     @asynccontextmanager
@@ -115,7 +115,7 @@ class Start:
 
     def _note(self, error: Exception) -> None:
         """Log an error once, and again after LOG_AGAIN seconds; each kind of error has its own time."""
-        self.lacks = str(error)
+        self.waits_for = str(error)
         last, now = self._logged.get(type(error)), self._clock()
         if last is None or now >= last + LOG_AGAIN:
             self._logged[type(error)] = now

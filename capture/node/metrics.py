@@ -69,9 +69,9 @@ def _not_ready(running: Node | Several) -> list[str]:
     nodes = _nodes(running)
     natty = _client(nodes)
     if natty is None:
-        return [": ".join(filter(None, ("not connected yet", running.start.lacks)))]
+        return [": ".join(filter(None, ("not connected yet", running.start.waits_for)))]
     failing = {} if isinstance(running, Node) else running.failing
-    starting = {one.config.stream: one.start.lacks for one in nodes if not one.start.over}
+    starting = {one.config.stream: one.start.waits_for for one in nodes if not one.start.over}
     return [
         *telemetry.not_ready(natty),
         *(f"stream {stream} failed: {why}" for stream, why in failing.items()),

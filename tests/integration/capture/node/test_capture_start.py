@@ -127,7 +127,7 @@ async def test_a_node_that_is_there_before_the_server_says_so_once_and_captures_
 async def test_a_node_that_waits_for_the_server_ends_well_when_it_is_told_to_stop(fleet):
     node = Node(load(fleet.configure(nats__servers=[f"tls://127.0.0.1:{free_ports(1)[0]}"])))
     async with running(node):
-        await until(lambda: node.start.lacks)
+        await until(lambda: node.start.waits_for)
     assert not node.start.over
 
 
@@ -171,9 +171,9 @@ async def test_a_cluster_that_lost_its_power_comes_back_server_by_server_behind_
         given = {f"nats__{name}": value for name, value in (options | {"timeout": 1.0}).items()}
         node = Node(load(fleet.configure(**EAGER, **given)))
         async with running(node) as port:
-            await until(lambda: "nothing listens there" in node.start.lacks)
+            await until(lambda: "nothing listens there" in node.start.waits_for)
             cluster[0].launch()
-            await until(lambda: f"no answer on $JS.API.STREAM.INFO.{fleet.stream}" in node.start.lacks)
+            await until(lambda: f"no answer on $JS.API.STREAM.INFO.{fleet.stream}" in node.start.waits_for)
             assert (await ask(port))[0] == 503
             await asyncio.to_thread(cluster.start)
             await until(lambda: node.stored["messages"] >= 10)
@@ -220,7 +220,7 @@ async def test_a_connection_that_is_lost_in_the_middle_of_the_start_is_waited_fo
     async with running(node) as port:
         async with asyncio.timeout(2 * PATIENCE):
             while not node.start.over:
-                if node.start.lacks:
+                if node.start.waits_for:
                     await natty_proxy.restore()
                 await asyncio.sleep(0.01)
         await natty_proxy.restore()
@@ -247,7 +247,7 @@ async def test_a_node_whose_store_is_away_is_not_ready_and_captures_when_that_is
     node = Node(load(config))
     await fleet.publish(orders(30))
     async with running(node) as port:
-        await until(lambda: node.start.lacks)
+        await until(lambda: node.start.waits_for)
         status, [reason] = await ask(port)
         assert (status, reason.partition(": ")[0]) == (503, f"stream {fleet.stream} is not captured yet")
         assert "can't be reached (no process listens there, or a firewall blocks it)" in reason
@@ -274,7 +274,7 @@ async def test_a_store_that_is_starting_or_overloaded_is_waited_for(fleet, s3, f
     faulty.fault = lambda request: Say(503, "SlowDown")
     await fleet.publish(orders(30))
     async with running(node):
-        await until(lambda: "answered 503 SlowDown" in node.start.lacks)
+        await until(lambda: "answered 503 SlowDown" in node.start.waits_for)
         faulty.fault = lambda request: None
         await fleet.until_all_acked(30)
 
@@ -307,7 +307,7 @@ async def test_several_streams_wait_for_the_server_together(fleet, natty_proxy, 
     )
     nodes = Several(each(load(config)))
     async with running(nodes) as port:
-        await until(lambda: nodes.start.lacks)
+        await until(lambda: nodes.start.waits_for)
         status, [reason] = await ask(port)
         assert status == 503
         assert reason.startswith("not connected yet: no server could be reached")

@@ -80,7 +80,7 @@ class World:
         self.start = Start(timeout, clock=lambda: self.now, sleep=self.sleep)
 
     async def sleep(self, seconds: float) -> None:
-        self.lacks.append(self.start.lacks)
+        self.lacks.append(self.start.waits_for)
         self.paused.append(seconds)
         self.now += seconds
 
@@ -97,7 +97,7 @@ class World:
 async def test_a_step_is_tried_until_what_it_needs_is_there_and_says_what_it_lacks() -> None:
     world = World(1e9, ConnectError("nobody listens"), StoreError("the store is away"))
     assert await world.run() == "done"
-    assert (world.tries, world.lacks, world.start.lacks) == (3, ["nobody listens", "the store is away"], "")
+    assert (world.tries, world.lacks, world.start.waits_for) == (3, ["nobody listens", "the store is away"], "")
 
 
 async def test_it_is_said_once_and_again_after_a_long_time_however_the_lacks_take_turns(
@@ -159,7 +159,7 @@ async def test_a_cancelled_start_ends() -> None:
         raise ConnectError
 
     waiting = asyncio.create_task(start.step(fails))
-    while not start.lacks:
+    while not start.waits_for:
         await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
