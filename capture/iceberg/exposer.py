@@ -28,7 +28,7 @@ from capture.archive.iceberg_state import (
 from capture.archive.manifest import Stored
 from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
-from capture.errors import ManifestError, NotStored
+from capture.errors import ManifestError, NotStoredError
 from capture.iceberg.columns import evolve, new_metadata
 from capture.iceberg.facts import data_file, read_footer
 from capture.iceberg.memory_catalog import MemoryFiles

@@ -198,7 +198,7 @@ class Source:
                     floor.begin()
                     return True
                 if asyncio.get_running_loop().time() > deadline:
-                    raise NotAlone(f"{self._others()}: it requests messages right now, {waiting} times")
+                    raise NotAloneError(f"{self._others()}: it requests messages right now, {waiting} times")
             except ConnectionClosedError:
                 raise
             except (RequestTimeoutError, NotConnectedError, JetStreamError) as error:

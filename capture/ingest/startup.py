@@ -110,7 +110,7 @@ class Start:
         if self._deadline is None:
             self._deadline = now + self._timeout
         if now >= self._deadline:
-            raise NotStarted(f"gave up after {self._timeout:g} s (start_timeout): {error}") from error
+            raise NotStartedError(f"gave up after {self._timeout:g} s (start_timeout): {error}") from error
         return self._deadline - now
 
     def _note(self, error: Exception) -> None:

@@ -127,7 +127,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     entries, unreadable = await read_entries(store)
     if problems := (*audited.problems, *unreadable):
         more = f", and {len(problems) - 1:,} more problems" if len(problems) > 1 else ""
-        raise RestoreRefused(f"{problems[0]}{more}: see `capture verify`")
+        raise RestoreRefusedError(f"{problems[0]}{more}: see `capture verify`")
     trust = config.trust(archive)
     picture = await read_trusted(store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust)
     newest = await read(store, await _newest(store, heads, Recording)(), Recording)

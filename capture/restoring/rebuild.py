@@ -76,7 +76,7 @@ async def look_at(natty: Natty) -> Target:
     """Read the server's facts. RestoreRefusedError if the subjects of a stream can't be read."""
     streams = await all_streams(natty.jetstream)
     if streams.missing:
-        raise RestoreRefused(
+        raise RestoreRefusedError(
             f"no server answers for stream {streams.missing[0]}: overlaps of subjects can't be detected"
         )
     return Target(

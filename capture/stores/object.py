@@ -130,7 +130,7 @@ class ObjectStore:
         if found is None:  # the store's answer is false, or S3 reports a conflict with a concurrent write or delete
             said = "exists" if refused else "was stored"
             raise StoreError(f"{self._address.url} reported that {path} {said}, but it is missing: see the store's log")
-        raise AlreadyStored(f"{path} exists in {self._address.url} and was not touched")
+        raise AlreadyStoredError(f"{path} exists in {self._address.url} and was not touched")
 
     async def _replace(self, path: str, content: bytes) -> None:
         async with self._translate_errors(f"writing {path}", len(content)):

@@ -149,7 +149,7 @@ async def _store_output(store: Store, file: TableFile, stored_ns: int, keys: Key
         return None
     try:
         await store.put(output.path, file.content, if_absent=True)
-    except AlreadyStored:
+    except AlreadyStoredError:
         found = await find_same_output(store, output, file.content, keys)
         if found is None:
             raise

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import signal
 import time
 

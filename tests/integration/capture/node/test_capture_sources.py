@@ -245,7 +245,7 @@ async def test_a_second_node_gives_up_and_the_first_goes_on(fleet, start, monkey
     first = start(config)
     await fleet.until(lambda state: state["num_waiting"])
     monkeypatch.setattr(source, "ALONE_WITHIN", 0.5)
-    with pytest.raises(NotAlone, match=r"has another reader, .* it requests messages right now"):
+    with pytest.raises(NotAloneError, match=r"has another reader, .* it requests messages right now"):
         await start(config).ended()
     await fleet.publish(orders(50))
     await fleet.until_all_acked(50)
@@ -272,7 +272,7 @@ async def test_what_went_to_somebody_else_is_never_acked(fleet, start):
         while not running.task.done():
             await fleet.publish(orders(5))
             await asyncio.sleep(0.05)
-    with pytest.raises(NotAlone, match=r"delivery [0-9]+ was followed by .*\. Nothing from there on"):
+    with pytest.raises(NotAloneError, match=r"delivery [0-9]+ was followed by .*\. Nothing from there on"):
         await running.ended()
     thief.cancel()
     await asyncio.gather(thief, return_exceptions=True)

@@ -142,7 +142,7 @@ async def test_a_node_that_waits_for_the_server_ends_well_at_sigterm(fleet):
 async def test_a_node_that_has_waited_long_enough_ends_with_the_reason(fleet):
     url = f"tls://127.0.0.1:{free_ports(1)[0]}"
     node = Node(load(fleet.configure(nats__servers=[url], start_timeout=0.1)))
-    with pytest.raises(NotStarted, match=r"gave up after 0\.1 s \(start_timeout\): no server could be re"):
+    with pytest.raises(NotStartedError, match=r"gave up after 0\.1 s \(start_timeout\): no server could be re"):
         await node.run()
 
 

@@ -305,7 +305,7 @@ async def test_parts_of_a_stream_by_sequence_time_and_subject(natty, other, natt
     assert await part(subjects=(f"{name}.a", f"{name}.c")) == ([1, 3, 4, 6, 7, 9], (1, 9), 5)
     sixth = parse_time(messages[6]["time"])
     assert await part(start_ns=sixth) == ([6, 7, 8, 9], (6, 9), 5)
-    with pytest.raises(RestoreRefused, match=f"no message of {name} matches the request"):
+    with pytest.raises(RestoreRefusedError, match=f"no message of {name} matches the request"):
         await restored(other, captured, subjects=("elsewhere.>",))
     with pytest.raises(RestoreRefusedError, match="no message of"):
         await restored(other, captured, start=10)

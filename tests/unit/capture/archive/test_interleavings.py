@@ -14,7 +14,7 @@ from archive_world import GRACE, World
 
 from capture.archive.retention import Rule
 from capture.archive.table import list_still_named
-from capture.errors import AlreadyStored
+from capture.errors import AlreadyStoredError
 
 SEEDS = int(os.environ.get("INTERLEAVINGS", "200"))
 AT_ONCE = 20

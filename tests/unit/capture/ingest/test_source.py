@@ -286,7 +286,7 @@ async def acknowledge_all(source: Source) -> None:
 async def test_a_delivery_to_somebody_else_ends_the_source_before_it_is_acked() -> None:
     piece = Piece([batch_of(delivered(1, 1)), batch_of(delivered(9, 3))])
     with pytest.raises(
-        NotAlone,
+        NotAloneError,
         match=r"consumer d of stream S has another reader, .* delivery 1 was followed by 1, numbered 3 to 3",
     ):
         await acknowledge_all(alone(Server([piece], waiting=[])))
@@ -306,6 +306,6 @@ async def test_a_reader_that_leaves_is_waited_for(monkeypatch: pytest.MonkeyPatc
 async def test_a_reader_that_stays_is_told_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "ALONE_WITHIN", 0.0)
     stays = Server([], waiting=[2] * 1000)
-    with pytest.raises(NotAlone, match="it requests messages right now, 2 times"):
+    with pytest.raises(NotAloneError, match="it requests messages right now, 2 times"):
         await acknowledge_all(alone(stays))
     assert "RESET" not in stays.asked

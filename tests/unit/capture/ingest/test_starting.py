@@ -135,7 +135,7 @@ async def test_patience_counts_from_the_first_failure_over_all_steps_and_its_end
     await world.run()
     waited = sum(world.paused)
     world.failures = [StoreError("the store is away")] * 100
-    with pytest.raises(NotStarted, match=r"gave up after 10 s \(start_timeout\): the store is away"):
+    with pytest.raises(NotStartedError, match=r"gave up after 10 s \(start_timeout\): the store is away"):
         await world.run()
     assert waited > 0
     assert sum(world.paused) == pytest.approx(10.0)
