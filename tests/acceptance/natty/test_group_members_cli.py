@@ -41,7 +41,7 @@ async def test_a_member_whose_group_was_changed_in_what_never_may_ends_with_stat
     await Go(natty).put(ELASTIC, group.key, value.replace(b'"max_members":4', b'"max_members":5'))
     done = await asyncio.to_thread(shell.finish, process)
     assert done.status == 1
-    assert "fixed settings of group" in done.err.splitlines()[-1]
+    assert "fixed settings of group g of" in done.err.splitlines()[-1]
     assert "Traceback" not in done.err
 
 

@@ -145,5 +145,5 @@ async def test_members_end_with_the_reason_when_what_is_fixed_was_changed(natty,
     async with group.join("m1", notes.handler(), **LONG) as m1:
         value, _, _ = await go.get(ELASTIC, group.key)
         await go.put(ELASTIC, group.key, value.replace(b'"max_members":4', b'"max_members":5'))
-        with pytest.raises(BadGroupError, match="fixed settings of group"):
+        with pytest.raises(BadGroupError, match=r"fixed settings of group g of .* were changed"):
             await m1.ended()

@@ -52,7 +52,7 @@ async def test_a_static_record_that_is_changed_ends_the_members_and_keeps_their_
         await has_state(m1, "standby")
         value, _, _ = await go.get(bucket, static.key)
         await go.put(bucket, static.key, value.replace(b'"m2"', b'"m9"'))
-        with pytest.raises(BadGroupError, match="fixed settings of group"):
+        with pytest.raises(BadGroupError, match=r"fixed settings of group g of .* were changed"):
             await m1.ended()
     assert await consumer(natty, static, "m1")
 
