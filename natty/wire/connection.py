@@ -149,7 +149,7 @@ class Connection:
         self._last_error: Exception | None = None
         self._opening = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that it was opened on
-        self._thread = 0  # the thread of that loop
+        self._thread = 0  # the thread of that loop while there is a session, otherwise 0: one check for `put`
         self._confirming: set[asyncio.Task[RawMessage]] = set()
         self._requests = Answers(self.new_inbox())
         self.refusals.listeners.append(self._requests.refuse)
@@ -202,7 +202,7 @@ class Connection:
             if self.state == "closed":
                 raise ConnectionClosedError("this client was closed and can't be opened again: create another one")
             if self._supervisor is None:
-                self.state, self._loop, self._thread = "opening", asyncio.get_running_loop(), get_ident()
+                self.state, self._loop = "opening", asyncio.get_running_loop()
                 await self._open()
         return self
 
@@ -239,7 +239,7 @@ class Connection:
             raise ConnectionClosedError("the client was closed while it connected")
         self._ended.clear()
         self.refusals.begin()
-        self._session, self._url, self.state = session, url, "connected"
+        self._session, self._url, self.state, self._thread = session, url, "connected", get_ident()
         self._max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
         for subscription in self._subscriptions.values():
@@ -255,7 +255,7 @@ class Connection:
     def _on_session_end(self, error: Exception) -> None:
         if self.state != "connected":
             return
-        self.state, self._last_error = "disconnected", error
+        self.state, self._thread, self._last_error = "disconnected", 0, error
         self._connected.clear()
         self._ended.set()
         self._out.clear()
@@ -361,10 +361,8 @@ class Connection:
 
         This is the hot path and checks no types: a message that is not bytes is dropped and logged when it is written.
         """
-        if self.state != "connected":
-            raise self.no_session()
         if get_ident() != self._thread:  # cheaper than the loop, which is compared once a turn
-            raise self.wrong_loop()
+            raise self.wrong_loop() if self.state == "connected" else self.no_session()
         if len(message[2]) + len(message[3]) > self._max_payload:
             raise self._too_large(message)
         if not self._out:
@@ -555,7 +553,7 @@ class Connection:
         for task in self._retiring:
             task.cancel()
         self._requests.fail(ConnectionClosedError)
-        self.state = "closed"
+        self.state, self._thread = "closed", 0
         self._ended.set()
         self._connected.set()  # for those in `ready`
         if self._session is not None:
