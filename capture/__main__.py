@@ -1,3 +1,5 @@
+"""`python -m capture` runs the command line."""
+
 from capture.cli import main
 
 main()

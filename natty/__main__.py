@@ -1,3 +1,5 @@
+"""`python -m natty` runs the command line."""
+
 from natty.cli import main
 
 main()

@@ -1,3 +1,5 @@
+"""JetStream's API on one connection: requests, publishing with an ack, reading one message, compare-and-set."""
+
 from __future__ import annotations
 
 import asyncio

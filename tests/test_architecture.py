@@ -311,6 +311,11 @@ def test_a_file_of_a_few_lines_is_one_of_several_choices():
             assert len(path.read_text().splitlines()) >= SMALLEST_FILE, name_of(path)
 
 
+def test_every_module_says_in_its_first_line_what_it_is_for():
+    docstrings = {name_of(path): ast.get_docstring(tree_of(path), clean=False) or "\n" for path in FILES}
+    assert [name for name, text in docstrings.items() if not text.splitlines()[0].strip()] == []
+
+
 def test_public_functions_and_classes_say_what_they_do():
     silent = []
     for path in FILES:

@@ -1,3 +1,5 @@
+"""Stores: where objects are kept, in a folder, in a bucket of S3, GCS or Azure, or in memory."""
+
 from capture.stores.address import Address, store_url
 from capture.stores.conformance import check_store
 from capture.stores.contract import ObjectInfo, Store

@@ -1,3 +1,5 @@
+"""One node of an election: its name, its term and its figures, without the code that elects it."""
+
 from __future__ import annotations
 
 from typing import Any

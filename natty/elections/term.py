@@ -1,3 +1,5 @@
+"""A term of a leader: its token, its deadline, and writes that fail after its end."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Publishing in the background: a publisher for each stream, and the errors of messages that were not stored."""
+
 from __future__ import annotations
 
 import asyncio
