@@ -135,7 +135,7 @@ NEEDED = [one.name for one in COLUMNS if not one.is_derived]
 """The columns that are needed to rebuild a message: the others are computed from these."""
 
 
-def described() -> str:
+def describe_columns() -> str:
     """Return the rows of a Markdown table: each column's name and description."""
     return "\n".join(
         f"| {', '.join(f'`{one.name}`' for one in several)} | {about} |"

@@ -96,12 +96,12 @@ async def require_archive(store: Store, stream: str = "") -> None:
             f" store (--store, CAPTURE_STORE, store in capture.toml); `capture run` creates the archive"
         )
     if stream:
-        known = sorted(one.stream for one in await claimed(store))
+        known = sorted(one.stream for one in await list_claimed(store))
         if known and stream not in known:
             raise ConfigError(f"the archive in {store.url} is of {', '.join(known)}, not of {stream}")
 
 
-async def claimed(store: Store, known: Iterable[str] = ()) -> list[Identity]:
+async def list_claimed(store: Store, known: Iterable[str] = ()) -> list[Identity]:
     """Return the streams of the archive, except those whose names are in `known`."""
     left_out = {stream_path(name) for name in known}
     paths = [one.path for one in await store.list(STREAMS) if one.path not in left_out]

@@ -12,7 +12,7 @@ import msgspec
 from capture.archive.chain import Document, decode_known
 from capture.archive.encryption import ENDING
 from capture.errors import ManifestError, StoreError
-from capture.stores.contract import checked_path
+from capture.stores.contract import check_path
 
 ENTRY_FORMAT = 1
 """The format of entries that this version writes; it refuses a newer one by name."""
@@ -110,7 +110,7 @@ def decode_entry(data: bytes, path: str) -> Stored:
 def _check_block(entry: Stored, path: str) -> Stored:
     """Return the entry if its path is a block's: a sweep adopts that path, and may later delete it."""
     try:
-        if checked_path(entry.path).startswith(BLOCKS):
+        if check_path(entry.path).startswith(BLOCKS):
             return entry
     except StoreError as error:
         raise ManifestError(f"{path} is damaged: {error}") from error

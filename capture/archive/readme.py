@@ -6,7 +6,7 @@ import logging
 import re
 from importlib.resources import files
 
-from capture.archive.envelope_columns import described
+from capture.archive.envelope_columns import describe_columns
 from capture.errors import AlreadyStoredError
 from capture.stores.contract import Store
 
@@ -24,7 +24,7 @@ log = logging.getLogger("capture.readme")
 def text() -> bytes:
     """Return the description that this version writes."""
     page = files("capture.archive").joinpath("readme.md").read_text(encoding="utf-8")
-    return page.replace("{version}", str(VERSION), 1).replace("{columns}", described(), 1).encode()
+    return page.replace("{version}", str(VERSION), 1).replace("{columns}", describe_columns(), 1).encode()
 
 
 async def describe(store: Store) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from capture.archive import chain
 from capture.archive.chain import Document, Head, HeadPointer, current, old_documents
-from capture.archive.identity import ARCHIVE, STREAMS, claimed
+from capture.archive.identity import ARCHIVE, STREAMS, list_claimed
 from capture.archive.readme import VERSION
 from capture.archive.scope import ASKED
 from capture.archive.sequences import MAXIMUM, Sequences
@@ -275,7 +275,7 @@ async def record(
     point and run again. FencedError if this term is over; NattyError if the server does not answer.
     """
     head, before = await current(store, pointer, Recording, now)
-    new = {one.stream: StreamRecord(created=one.created) for one in await claimed(store, before.streams)}
+    new = {one.stream: StreamRecord(created=one.created) for one in await list_claimed(store, before.streams)}
     streams = {name: await _refresh(natty, name, one, now) for name, one in (before.streams | new).items()}
     known = await read_digests(store, before.fixed)
     after = msgspec.structs.replace(before, archive=archive, readme=VERSION, fixed=known, streams=streams)

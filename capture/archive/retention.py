@@ -91,7 +91,7 @@ EVERYTHING = Retention()
 """Without rules, everything is kept."""
 
 
-def recorded(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -> list[Removed]:
+def record_removed(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -> list[Removed]:
     """Return the record of what retention has removed, with these objects added; pure."""
     record = {one.stream: one for one in removed}
     added: dict[str, list[Stored]] = defaultdict(list)
@@ -111,7 +111,7 @@ def recorded(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -
     return sorted(record.values(), key=lambda one: one.stream)
 
 
-def summed_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -> list[Removed]:
+def sum_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -> list[Removed]:
     """Return the record with the exact sequences below each stream's number in `below` replaced by that number; pure.
 
     An exact set of them would grow with the stream's age, wherever sequences of other subjects are between them.

@@ -13,7 +13,7 @@ import msgspec
 from capture.archive.chain import Document, Retired
 from capture.archive.iceberg_state import Iceberg, iceberg_paths
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
-from capture.archive.retention import recorded
+from capture.archive.retention import record_removed
 from capture.stores.contract import Store
 
 
@@ -99,7 +99,7 @@ def list_still_named(table: Table, manifest: Manifest) -> list[str]:
     return [path for path in table.consumed if path in named]
 
 
-def waiting(table: Table, manifest: Manifest) -> list[Stored]:
+def list_waiting(table: Table, manifest: Manifest) -> list[Stored]:
     """Return the blocks whose rows the table does not hold."""
     consumed = set(table.consumed)
     return [one for one in manifest.blocks if one.path not in consumed]
@@ -112,5 +112,5 @@ def without(table: Table, paths: Container[str], now: float) -> Table:
         table,
         files=[one for one in table.files if one.path not in paths],
         retired=[*table.retired, *(Retired(one.path, now) for one in gone)],
-        removed=recorded(table.removed, gone, now),
+        removed=record_removed(table.removed, gone, now),
     )

@@ -91,10 +91,10 @@ async def _find_missing_manifest(store: Store, picture: Picture, trust: Trust) -
     """Return a sentence if the newest recording names a manifest that does not exist; "" if it exists."""
     head = await latest_offline(store, Recording)
     recording = await chain.read(store, head, Recording, check=trust.check_document)
-    return manifest_missing(recording, head.path if head else "", picture.manifest.number)
+    return describe_missing_manifest(recording, head.path if head else "", picture.manifest.number)
 
 
-def manifest_missing(recording: Recording, path: str, newest: int) -> str:
+def describe_missing_manifest(recording: Recording, path: str, newest: int) -> str:
     """Return a sentence if a recording names a later manifest than the newest one; "" if it does not."""
     if recording.of_manifest <= newest:
         return ""

@@ -10,7 +10,7 @@ from capture.archive.chain import Check, HeadReader
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.retention import removed_sequences
 from capture.archive.sequences import Sequences
-from capture.archive.table import Table, first_table, waiting
+from capture.archive.table import Table, first_table, list_waiting
 from capture.errors import ManifestError
 from capture.stores.contract import Store
 
@@ -32,7 +32,7 @@ class Picture:
     @property
     def blocks(self) -> list[Stored]:
         """The adopted blocks whose rows the table does not hold."""
-        return waiting(self.table, self.manifest)
+        return list_waiting(self.table, self.manifest)
 
     @property
     def files(self) -> list[Stored]:

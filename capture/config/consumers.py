@@ -120,7 +120,7 @@ def consumers_of(record: StreamRecord, config: CaptureConfig, asked: Iterable[As
     return {name: record.consumers[name] for name in sorted(wanted & record.consumers.keys())}
 
 
-async def recorded_consumers(config: CaptureConfig, store: Store, recording: Recording) -> dict[str, Consumer]:
+async def read_recorded_consumers(config: CaptureConfig, store: Store, recording: Recording) -> dict[str, Consumer]:
     """Return capture's consumers as they were recorded; none if the records can't be read: the audit reports that."""
     record = recording.streams.get(config.stream)
     try:

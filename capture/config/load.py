@@ -129,14 +129,14 @@ def _is_in(place: Place, places: Container[Place]) -> bool:
     return any(place[:end] in places for end in range(1, len(place) + 1))
 
 
-def _known() -> list[Place]:
+def _list_places() -> list[Place]:
     own = [place for place, _ in settings(CaptureConfig()) if place != STORE]
     return own + [(*STORE, name) for name in (*Address.__struct_fields__, "private")]
 
 
 def _unknown(place: Place) -> Place:
     """Return the place up to the first name that is not a setting or table; () if the place is known."""
-    known = _known()
+    known = _list_places()
     for end in range(1, len(place) + 1):
         if place[: end - 1] in known:  # a table of free names
             break
@@ -150,7 +150,7 @@ def _hint(unknown: Place, origin: Origin) -> str:
     if not unknown:
         return ""
     *table, name = unknown
-    known = _known()
+    known = _list_places()
     beside = {one[len(table)] for one in known if [*one[: len(table)]] == table}
     elsewhere = [one for one in known if name in (one[-1], "_".join(one))]
     close = elsewhere[:1] or [(*table, one) for one in get_close_matches(name, sorted(beside), 1)]

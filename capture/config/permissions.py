@@ -47,14 +47,14 @@ def _node(config: CaptureConfig) -> Permissions:
 
 
 def _leader(config: CaptureConfig) -> Permissions:
-    return _node(config) + _elected(config)
+    return _node(config) + _offices(config)
 
 
 def _compaction(config: CaptureConfig) -> Permissions:
-    return _reader(config) + _elected(config)
+    return _reader(config) + _offices(config)
 
 
-def _elected(config: CaptureConfig) -> Permissions:
+def _offices(config: CaptureConfig) -> Permissions:
     offices = candidate(SWEEP.election(config.name)) + candidate(COMPACTION.election(config.name))
     stream = _api(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", f"CONSUMER.LIST.{config.stream}")
     return offices + bucket_reader(STATE) + Permissions((f"$KV.{STATE}.archive.{config.name}", *stream))

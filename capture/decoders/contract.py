@@ -87,11 +87,11 @@ def decoding_of(found: Any) -> Decoding[Any]:
     """Return the decoder for a user's function: by batch if it is marked, otherwise message by message."""
     if isinstance(found, Decoding):
         return found
-    decode = guarded(found) if hasattr(found, BY_BATCH) else per_message(found)
+    decode = guard(found) if hasattr(found, BY_BATCH) else per_message(found)
     return Decoding(decode, flatten=getattr(found, "flatten", None))
 
 
-def guarded(decode: Decoder[V]) -> Decoder[V]:
+def guard(decode: Decoder[V]) -> Decoder[V]:
     """Return `decode` so that a batch on which it fails is decoded message by message: only the bad ones are errors.
 
     It fails if it raises, or does not return one record per message.
@@ -143,7 +143,7 @@ def values_of(records: Records[Any], decoding: Decoding[Any]) -> list[Any]:
     """
     if len(records.errors) == len(records):
         return [None] * len(records)
-    values = guarded(decoding)(Batch(records.raw())).values
+    values = guard(decoding)(Batch(records.raw())).values
     return (
         [None if index in records.errors else value for index, value in enumerate(values)] if records.errors else values
     )

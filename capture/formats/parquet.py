@@ -139,7 +139,7 @@ def open_parquet(
     """
     metadata = pq.read_metadata(file)
     repeated = check_pages(file, metadata, columns or metadata.schema.to_arrow_schema().names)
-    return checked_version(
+    return check_version(
         pq.ParquetFile(
             file,
             metadata=metadata,
@@ -160,7 +160,7 @@ def unfold(table: pa.Table) -> pa.Table:
     return table
 
 
-def checked_version(file: pq.ParquetFile) -> pq.ParquetFile:
+def check_version(file: pq.ParquetFile) -> pq.ParquetFile:
     """Return the file if this version reads its format. FormatError."""
     version = int((file.schema_arrow.metadata or {}).get(b"capture.version", VERSION))
     if version > VERSION:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from capture.archive.manifest import Partition
 from capture.errors import StoreError
 from capture.ingest.hooks import load_function
-from capture.stores.contract import checked_path
+from capture.stores.contract import check_path
 
 LONGEST_FOLDER = 600
 """Bytes of a folder: object stores allow 1024 for a whole path, which includes the block's name."""
@@ -61,7 +61,7 @@ def _check_folder(folder: str) -> str:
     if not isinstance(folder, str):
         raise StoreError(f"it returned {type(folder).__name__}, not str")
     if folder:
-        checked_path(folder)
+        check_path(folder)
     size, parts = len(folder.encode()), [len(part.encode()) for part in folder.split("/")]
     if size > LONGEST_FOLDER or max(parts) > LONGEST_PART:
         raise StoreError(

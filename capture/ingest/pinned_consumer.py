@@ -12,7 +12,7 @@ from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
 from natty.errors import ConnectionClosedError
-from natty.groups.place import seen
+from natty.groups.place import parse_info
 from natty.groups.settings import PRIORITY_GROUP
 from natty.groups.stint import FLUSH_TIMEOUT, keep_pin
 from natty.pulling.pin import Pin
@@ -240,7 +240,7 @@ class PinnedReader:
     async def _rouse(self) -> None:
         """If no node is pinned, have the server redeliver unacknowledged messages now, not only after `ack_wait`."""
         state = await self._natty.jetstream.request(self._api("INFO"))
-        if state["num_ack_pending"] and not seen(state).pinned and not self._stopping:
+        if state["num_ack_pending"] and not parse_info(state).pinned and not self._stopping:
             await self._natty.jetstream.request(self._api("RESET"))
 
     async def _keep_pin(self) -> bool:

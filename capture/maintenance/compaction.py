@@ -14,7 +14,7 @@ from capture.archive import chain
 from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.archive.iceberg_state import ICEBERG
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
-from capture.archive.retention import EVERYTHING, Retention, summed_up
+from capture.archive.retention import EVERYTHING, Retention, sum_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, Unexposed, first_table, list_still_named, without
 from capture.archive.view import Picture
@@ -89,7 +89,7 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
         consumed=[*list_still_named(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=picture.manifest.number,
-        removed=_drop_summed_up(_with_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
+        removed=_drop_summed_up(_add_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
         columns=next((result.columns for result in merged if result.columns), picture.table.columns),
         created=now,
     )
@@ -132,7 +132,7 @@ def _differences(group: Group, part: Part, output: Stored | None, expected: Sequ
     return wrong
 
 
-def _with_repeated(
+def _add_repeated(
     removed: list[Removed], groups: Sequence[Group], merged: Sequence[Merged], now: float
 ) -> list[Removed]:
     """Return the record of removals with the messages that were left out for their ids: they are not missing."""
@@ -148,7 +148,7 @@ def _with_repeated(
 def _drop_summed_up(removed: list[Removed], manifest: Manifest, now: float) -> list[Removed]:
     """Return the record without the exact sequences that the manifest has summed up."""
     below, recorded = {one.stream: one.below for one in manifest.removed}, {one.stream for one in removed}
-    return summed_up(removed, {stream: first for stream, first in below.items() if stream in recorded}, now)
+    return sum_up(removed, {stream: first for stream, first in below.items() if stream in recorded}, now)
 
 
 def _check_disjoint(table: Iterable[Stored], streams: set[str]) -> None:
@@ -209,7 +209,7 @@ async def compact(
     kept = without(picture.table, expired, now)
     gone = len(picture.files) - len(kept.files)
     if gone or commits.exposure.is_due(kept, now):
-        kept = await commits.commit(_without_deleted(kept, objects, now - grace), now)
+        kept = await commits.commit(_drop_deleted(kept, objects, now - grace), now)
         picture = Picture(picture.manifest, kept)
     moment = schedule.moment(now, picture.blocks)
 
@@ -222,7 +222,7 @@ async def compact(
         return _report(commits.head, [], [], 0.0, gone, [])
     table = apply(picture, groups, merged, now=now + elapsed() - started)
     await check(store, [output for one in merged for output in one.outputs])
-    await commits.commit(_without_deleted(table, objects, now - grace), now + elapsed() - started)
+    await commits.commit(_drop_deleted(table, objects, now - grace), now + elapsed() - started)
     return _report(commits.head, groups, merged, elapsed() - started, gone, failed)
 
 
@@ -306,7 +306,7 @@ def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
     ]
 
 
-def _without_deleted(table: Table, objects: Listing, before: float) -> Table:
+def _drop_deleted(table: Table, objects: Listing, before: float) -> Table:
     """Remove retired files from the table that did not exist when the objects were listed."""
     listed = {one.path for one in objects}
     retired = [one for one in table.retired if one.since >= before or one.path in listed]

@@ -139,11 +139,11 @@ def _exclusive(
     groups: list[Group] = []
     tabled = {one.path for one in picture.files}
     streams = {cut[0].stream for cut in cuts}
-    table = {stream: held_by(one for one in picture.files if one.stream == stream) for stream in streams}
+    table = {stream: find_held(one for one in picture.files if one.stream == stream) for stream in streams}
     claimed: dict[str, Sequences] = defaultdict(Sequences)
     for cut in cuts:
-        first, held = cut[0], held_by(cut)
-        elsewhere = table[first.stream] - held_by(one for one in cut if one.path in tabled)
+        first, held = cut[0], find_held(cut)
+        elsewhere = table[first.stream] - find_held(one for one in cut if one.path in tabled)
         exclude = held & (elsewhere | claimed[first.stream])
         claimed[first.stream] |= held - exclude
         encrypts = any(map(is_encrypted, cut)) and not policy.decrypt
@@ -169,6 +169,6 @@ def _bounds(wanted: Sequences, size: int, split_bytes: int) -> list[int]:
     return [wanted.at(len(wanted) * number // parts) for number in range(1, parts)]
 
 
-def held_by(objects: Iterable[Stored]) -> Sequences:
+def find_held(objects: Iterable[Stored]) -> Sequences:
     """Return the sequences that these objects hold."""
     return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)

@@ -12,7 +12,7 @@ from capture.archive import chain
 from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.archive.coverage import coverage
 from capture.archive.manifest import BLOCKS, ENTRIES, Manifest, Stored, decode_entry, entry_block, entry_path
-from capture.archive.retention import EVERYTHING, Expired, Retention, recorded, removed_sequences, summed_up
+from capture.archive.retention import EVERYTHING, Expired, Retention, record_removed, removed_sequences, sum_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.trust import NO_CHECKS, Trust
@@ -99,7 +99,7 @@ def plan_sweep(
     """
     listed = {one.path for one in objects}
     consumed = set(table.consumed) if table else set()
-    known = _known_paths(manifest)
+    known = _list_known_paths(manifest)
     settled = known | consumed
     unadopted = [one for one in entries if one.path not in settled]
     gone_blocks = [one for one in unadopted if one.path not in listed]
@@ -130,9 +130,9 @@ def plan_sweep(
             retired=[*kept, *let_go, *(Retired(path, now) for path in sorted(gone))],
             of_table=max(manifest.of_table, table.number if table else 0),
             table=[] if table else manifest.table,
-            removed=summed_up(
-                recorded(manifest.removed, (one.object for one in expired), now),
-                _gone_before(manifest, table, waiting, begins),
+            removed=sum_up(
+                record_removed(manifest.removed, (one.object for one in expired), now),
+                _find_first_held(manifest, table, waiting, begins),
                 now,
             ),
             created=now,
@@ -157,7 +157,7 @@ def _find_expired(
     return [one for one in retention.expired([*blocks, *files], now) if one.object.path in ours]
 
 
-def _gone_before(
+def _find_first_held(
     manifest: Manifest, table: Table | None, waiting: list[Stored], begins: Mapping[str, int]
 ) -> Mapping[str, int]:
     """For streams with removals, return the sequence before which neither the archive nor the stream has a message."""
@@ -185,7 +185,7 @@ def _find_superseded(entries: list[Stored], manifest: Manifest, blocks: list[Sto
     }
 
 
-def _known_paths(manifest: Manifest) -> set[str]:
+def _list_known_paths(manifest: Manifest) -> set[str]:
     return {one.path for part in (manifest.blocks, manifest.retired) for one in part}
 
 
@@ -297,7 +297,7 @@ async def _list_overtaken(store: Store, entries: Iterable[Stored], objects: List
 
 def _unknown_entries(manifest: Manifest, objects: Listing) -> Listing:
     """Return the listed entries whose block is not in the manifest: only these are read."""
-    known = _known_paths(manifest)
+    known = _list_known_paths(manifest)
     return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from capture.decoders.contract import BY_BATCH
 from capture.errors import ConfigError
 from capture.ingest.hooks import load_function
-from capture.partitioners.contract import Partitioner, guarded, per_record
+from capture.partitioners.contract import Partitioner, guard, per_record
 from capture.partitioners.decoder import ByDecoder
 from capture.partitioners.field import Field
 from capture.partitioners.subject import SubjectToken
@@ -27,7 +27,7 @@ def partitioner(spec: str) -> Partitioner[Any]:
     if name in _MADE:
         return _MADE[name](argument)
     found = load_function(spec, "partitioner", KNOWN)
-    return guarded(found) if hasattr(found, BY_BATCH) else per_record(found)
+    return guard(found) if hasattr(found, BY_BATCH) else per_record(found)
 
 
 def _subject(argument: str) -> Partitioner[Any]:

@@ -35,7 +35,7 @@ def per_record(function: Callable[[Record[V]], Hashable]) -> Partitioner[V]:
     return by_batch(partition)
 
 
-def guarded(partitioner: Partitioner[V]) -> Partitioner[V]:
+def guard(partitioner: Partitioner[V]) -> Partitioner[V]:
     """Return `partitioner` so that it is called record by record if it fails for a batch: the bad ones are undecodable.
 
     It fails if it raises, or does not return one hashable key per record.

@@ -11,7 +11,7 @@ from typing import Unpack
 import msgspec
 import pyarrow as pa
 
-from capture.archive.identity import Identity, archive_name, claimed, require_archive
+from capture.archive.identity import Identity, archive_name, list_claimed, require_archive
 from capture.archive.sequences import MAXIMUM
 from capture.archive.trust import Trust
 from capture.config.settings import CaptureConfig
@@ -99,7 +99,7 @@ def store_of(archive: Where) -> Store:
 async def identity_of(store: Store, stream: str) -> Identity:
     """Return the identity of the stream, or of the archive's only stream if no name is given. ConfigError."""
     await require_archive(store, stream)
-    known = {one.stream: one for one in await claimed(store)}
+    known = {one.stream: one for one in await list_claimed(store)}
     if stream in known or (not stream and len(known) == 1):
         return known[stream or next(iter(known))]
     named = ", ".join(sorted(known)) or "none"

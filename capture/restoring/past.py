@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from capture.archive.chain import Document, Head, latest_offline, read
 from capture.archive.heads import head_readers
 from capture.archive.history import recording_at
-from capture.archive.identity import archive_name, claimed, require_archive
+from capture.archive.identity import archive_name, list_claimed, require_archive
 from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored
 from capture.archive.recording import Configuration, Recording, StreamRecord
 from capture.archive.sequences import Sequences
@@ -104,7 +104,7 @@ def list_held_then(past: Past, window: Window) -> Sequences:
 async def only_stream(store: Store) -> str:
     """Return the name of the archive's stream. NoArchiveError; RestoreRefusedError if it has none, or several."""
     await require_archive(store)
-    names = sorted(one.stream for one in await claimed(store))
+    names = sorted(one.stream for one in await list_claimed(store))
     if not names:
         raise RestoreRefusedError(f"the archive in {store.url} names no stream in _streams/: see `capture verify`")
     if len(names) > 1:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 import msgspec
 
 from capture.errors import SparkError
-from capture.spark.environment import needed
+from capture.spark.environment import select_needed
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import Answer, Pong, Request, Start
 from capture.spark.scratch import Scratch
@@ -33,7 +33,7 @@ Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 class Run(Protocol):
-    """Runs a program beside a guard: `natty.Term.run_process`, for as long as a term lasts, or `unled`."""
+    """Runs a program beside a guard: `natty.Term.run_process`, for as long as a term lasts, or `run_alone`."""
 
     def __call__(
         self, command: Sequence[str], *, on_start: Callable[[Program], None], **options: Unpack[ProgramSettings]
@@ -42,7 +42,7 @@ class Run(Protocol):
         ...
 
 
-async def unled(
+async def run_alone(
     command: Sequence[str], *, on_start: Callable[[Program], None], **options: Unpack[ProgramSettings]
 ) -> int:
     """Run a program until it ends, or this process does."""
@@ -64,7 +64,7 @@ class Child:
         self._running = asyncio.create_task(self._run())
 
     @classmethod
-    async def start(cls, options: SparkOptions, log: Path | None, run: Run = unled) -> "Child":
+    async def start(cls, options: SparkOptions, log: Path | None, run: Run = run_alone) -> "Child":
         """Start the driver, which starts Spark. Raises SparkError with the reason if it does not start."""
         scratch = Scratch()
         log = log or scratch.path / "log"
@@ -202,4 +202,4 @@ def _first_words(log: Path, begins: int) -> str:
 def _environment(scratch: Path, also: Iterable[str]) -> dict[str, str]:
     importable = str(Path(__file__).resolve().parents[2])
     python_path = os.pathsep.join([importable, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**needed(os.environ, also), "PYTHONPATH": python_path, "TMPDIR": str(scratch)}
+    return {**select_needed(os.environ, also), "PYTHONPATH": python_path, "TMPDIR": str(scratch)}

@@ -15,7 +15,7 @@ from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
 from capture.maintenance.engine import Group, Merged
 from capture.spark import class_data
-from capture.spark.child import Child, Result, Run, unled
+from capture.spark.child import Child, Result, Run, run_alone
 from capture.spark.java import choose
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import (
@@ -40,14 +40,14 @@ log = logging.getLogger("capture.spark.client")
 class SparkDriver:
     """Runs Spark in a child process, starts it at first use, and again after `kill` or its death.
 
-    `run` starts the child beside a guard: a term's `run_process`, or `unled`; with either it ends with this process.
+    `run` starts the child beside a guard: a term's `run_process`, or `run_alone`; with either, it ends with us.
     Its standard error is appended to the file `log`; without `log` its last lines are still quoted when it dies.
     `key_file` has the keys of encrypted objects for driver and executors; without it they are in their CAPTURE_KEYS. If
     there are keys, Spark's own temporary files are encrypted, too.
     """
 
     def __init__(
-        self, options: SparkOptions | None = None, *, log: Path | None = None, run: Run = unled, key_file: str = ""
+        self, options: SparkOptions | None = None, *, log: Path | None = None, run: Run = run_alone, key_file: str = ""
     ) -> None:
         secret = bool(key_file or os.environ.get(VARIABLE))
         self._options = msgspec.structs.replace(options or SparkOptions(), encrypted=secret)

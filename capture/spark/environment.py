@@ -44,7 +44,7 @@ OTHERS = NEVER | {"SPARK_CONNECT_AUTHENTICATE_TOKEN"}
 """Variables with a prefix of Spark's that our driver does not need."""
 
 
-def needed(environ: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
+def select_needed(environ: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables that Spark's processes need, and those with these names."""
     wanted = NAMES | set(also)
     return {
@@ -56,7 +56,7 @@ def needed(environ: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, st
     }
 
 
-def harmless(environ: Mapping[str, str]) -> dict[str, str]:
+def select_harmless(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables without those that no process of Spark gets: for a session that a program starts itself.
 
     Its workers may connect to NATS with the program's own credentials.

@@ -15,7 +15,7 @@ import pyspark
 
 from capture.errors import SparkError
 from capture.spark import clusters, kubernetes
-from capture.spark.environment import harmless
+from capture.spark.environment import select_harmless
 from capture.spark.java import Java
 from capture.spark.options import as_properties
 
@@ -52,7 +52,7 @@ _OPENED = (
 
 
 @contextmanager
-def running(
+def run(
     java: Java,
     properties: Mapping[str, str],
     *,
@@ -201,7 +201,7 @@ def _environment(scratch: Path, python: str, properties: Mapping[str, str]) -> d
     importable = str(Path(__file__).resolve().parents[2])  # workers import `capture`, installed or not
     python_path = [importable, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        **harmless(os.environ),
+        **select_harmless(os.environ),
         "SPARK_HOME": str(_SPARK_HOME),
         **({"SPARK_LOCAL_IP": LOOPBACK} if _is_local(properties) else {}),
         **({LIBRARIES: os.pathsep.join(filter(None, [libraries, os.environ.get(LIBRARIES)]))} if libraries else {}),

@@ -66,7 +66,7 @@ def choose(setting: str | None = None, *, environ: Mapping[str, str] = os.enviro
         if one.version is not None and one.usable:
             return Java(one.path, one.version, "; ".join([one.why, *passed_over]))
         passed_over.append(str(one))
-    raise SparkError(_nothing_found(setting, passed_over))
+    raise SparkError(_explain_missing(setting, passed_over))
 
 
 def feature_version(executable: Path) -> int | None:
@@ -115,7 +115,7 @@ def _feature(version: str) -> int | None:
     return int(numbers[1]) if numbers else None
 
 
-def _nothing_found(setting: str | None, passed_over: list[str]) -> str:
+def _explain_missing(setting: str | None, passed_over: list[str]) -> str:
     seen = f" ({'; '.join(passed_over)})" if passed_over else ""
     if setting:
         return f"the Java that was set can't run Spark, which needs {OLDEST} or later{seen}"

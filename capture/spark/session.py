@@ -71,7 +71,7 @@ def _session(
     class_path: Sequence[str] = (gateway.JARS,),
     end_within: float = gateway.END_TIMEOUT,
 ) -> Iterator[SparkSession]:
-    jvm = gateway.running(java, properties, memory=memory, flags=flags, class_path=class_path, end_within=end_within)
+    jvm = gateway.run(java, properties, memory=memory, flags=flags, class_path=class_path, end_within=end_within)
     with jvm:
         try:
             spark = SparkSession.builder.getOrCreate()

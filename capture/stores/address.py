@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import msgspec
 
 from capture.errors import ConfigError, StoreError, mistake
-from capture.stores.contract import checked_path
+from capture.stores.contract import check_path
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}
 """The kinds of object stores, and what each calls the container of objects."""
@@ -108,7 +108,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         if self.prefix:
             try:
-                checked_path(self.prefix)
+                check_path(self.prefix)
             except StoreError as error:
                 raise ConfigError(f"{shown}: {error}") from error
         if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):

@@ -36,7 +36,7 @@ Listing = list[ObjectInfo]
 class Store(Protocol):
     """Durable objects by path. Every implementation passes `capture.stores.conformance.check_store`.
 
-    Paths are relative, separated by "/", and checked by `checked_path`. Every method may raise StoreError:
+    Paths are relative, separated by "/", and checked by `check_path`. Every method may raise StoreError:
     StoreFullError when the store is full, StoreUnreadableError when permissions or mounts are wrong, StoreUnfitError
     when the store can't keep this contract.
     """
@@ -74,7 +74,7 @@ class Store(Protocol):
         ...
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """Return the path if it names an object inside a store, or raise StoreError."""
     if is_path(path):
         return path
@@ -84,7 +84,7 @@ def checked_path(path: str) -> str:
     )
 
 
-def checked_range(start: int, length: int) -> None:
+def check_range(start: int, length: int) -> None:
     """Raise ValueError on a range that can't be read."""
     if start < 0 or length < 0:
         raise ValueError(f"a range has no negative start or length: {start}, {length}")

@@ -22,7 +22,7 @@ from capture.errors import (
     StoreUnfitError,
     StoreUnreadableError,
 )
-from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range, is_path
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_range, is_path
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ESTALE}
@@ -65,7 +65,7 @@ class FileStore:
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
         """As in the contract."""
-        checked_range(start, length)
+        check_range(start, length)
         return await to_thread(self._read, path, start, length)
 
     async def list(self, prefix: str = "") -> Listing:
@@ -88,7 +88,7 @@ class FileStore:
     def file(self, path: str) -> Path:
         """Return the file of an object. StoreUnreadableError if a symbolic link leads there."""
         if not is_path(path):
-            checked_path(path)  # raises the error about it
+            check_path(path)  # raises the error about it
         self._refuse_links(path)
         return self.root / path
 
@@ -175,7 +175,7 @@ class FileStore:
         self._durable.add(folder)
 
     def _read(self, path: str, start: int, length: int) -> bytes:
-        opener = partial(_open_below, self.root, checked_path(path))
+        opener = partial(_open_below, self.root, check_path(path))
         try:
             with self._translate_errors(f"reading {path}"), open(self.root / path, "rb", opener=opener) as file:
                 file.seek(start)
@@ -189,7 +189,7 @@ class FileStore:
     def _list(self, prefix: str) -> Listing:
         folder = prefix.rpartition("/")[0]
         if folder:
-            checked_path(folder)
+            check_path(folder)
         with self._translate_errors(f"listing {prefix or 'everything'}"):
             found = [one for one in self._walk(self.root / folder) if one.path.startswith(prefix)]
         return sorted(found, key=lambda one: one.path)
@@ -213,7 +213,7 @@ class FileStore:
                 yield ObjectInfo(path, facts.st_size, facts.st_mtime)
 
     def _delete(self, path: str) -> None:
-        target = self.root / checked_path(path)  # if it is a link, the link is deleted
+        target = self.root / check_path(path)  # if it is a link, the link is deleted
         self._refuse_links(path.rpartition("/")[0])
         with self._translate_errors(f"deleting {path}"):
             target.unlink(missing_ok=True)

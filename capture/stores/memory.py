@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from capture.errors import AlreadyStoredError, NotStoredError
-from capture.stores.contract import Listing, ObjectInfo, checked_path, checked_range
+from capture.stores.contract import Listing, ObjectInfo, check_path, check_range
 
 
 class MemoryStore:
@@ -24,7 +24,7 @@ class MemoryStore:
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract. "Durable" means as long as the process runs."""
-        checked_path(path)
+        check_path(path)
         content = await to_thread(data.read_bytes) if isinstance(data, Path) else bytes(data)
         if if_absent and path in self._objects:
             raise AlreadyStoredError(f"{path} exists in {self.url} and was not touched")
@@ -33,13 +33,13 @@ class MemoryStore:
     async def get(self, path: str) -> bytes:
         """As in the contract."""
         try:
-            return self._objects[checked_path(path)][0]
+            return self._objects[check_path(path)][0]
         except KeyError:
             raise NotStoredError(f"there is no {path} in {self.url}") from None
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
         """As in the contract."""
-        checked_range(start, length)
+        check_range(start, length)
         return (await self.get(path))[start : start + length]
 
     async def list(self, prefix: str = "") -> Listing:
@@ -49,7 +49,7 @@ class MemoryStore:
 
     async def delete(self, path: str) -> None:
         """As in the contract."""
-        self._objects.pop(checked_path(path), None)
+        self._objects.pop(check_path(path), None)
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
         """Return 0: there are no unfinished objects."""

@@ -15,7 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from capture.errors import AlreadyStoredError, NotStoredError, StoreError, StoreUnfitError
 from capture.stores.address import Address
-from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_range
 from capture.stores.object_client import client
 from capture.stores.refusals import NO_BUCKET, answer, refusal
 
@@ -51,7 +51,7 @@ class ObjectStore:
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract. After a StoreError the object may exist or not: the answer may have been lost."""
-        checked_path(path)
+        check_path(path)
         content = await to_thread(_read, path, data) if isinstance(data, Path) else data
         _check_size(path, len(content))
         if if_absent:
@@ -62,7 +62,7 @@ class ObjectStore:
 
     async def get(self, path: str) -> bytes:
         """As in the contract."""
-        checked_path(path)
+        check_path(path)
         async with self._translate_errors(f"reading {path}") as deadline, self._expect_object(path):
             found = await obstore.get_async(self._client, path)
             deadline.reschedule(asyncio.get_running_loop().time() + self._longest(found.meta["size"]))
@@ -70,8 +70,8 @@ class ObjectStore:
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
         """As in the contract."""
-        checked_path(path)
-        checked_range(start, length)
+        check_path(path)
+        check_range(start, length)
         async with self._translate_errors(f"reading {path}", length), self._expect_object(path):
             try:
                 return (await obstore.get_range_async(self._client, path, start=start, length=length)).to_bytes()
@@ -84,7 +84,7 @@ class ObjectStore:
         """As in the contract. Each page is read within the store's timeout."""
         folder = prefix.rpartition("/")[0]
         if folder:
-            checked_path(folder)
+            check_path(folder)
         pages = obstore.list(self._client, folder or None, chunk_size=PAGE)
         found: list[ObjectInfo] = []
         while True:
@@ -100,7 +100,7 @@ class ObjectStore:
 
     async def delete(self, path: str) -> None:
         """As in the contract."""
-        await self._delete(checked_path(path))
+        await self._delete(check_path(path))
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
         """Delete the trial objects of killed processes. Puts leave no leftovers."""

@@ -22,7 +22,7 @@ from capture.archive.readme import README, VERSION, text, version_of
 from capture.archive.recording import HISTORY, Earlier, Recording
 from capture.archive.signing import PublicKeys, split
 from capture.archive.table import Table
-from capture.archive.trust import check_vouched, manifest_missing
+from capture.archive.trust import check_vouched, describe_missing_manifest
 from capture.errors import ManifestError, NotStoredError, SignatureError
 from capture.stores.contract import Store
 
@@ -265,7 +265,7 @@ class _Auditor:
         if recording.readme:
             await self._check_description(recording.readme)
         newest = await self._head(Manifest)
-        if missing := manifest_missing(recording, path, newest.number if newest else 0):
+        if missing := describe_missing_manifest(recording, path, newest.number if newest else 0):
             self.problems.append(missing)
         if self.keys is not None:
             await self._check_declared(self.keys)

@@ -19,7 +19,7 @@ from capture.archive.scope import find_out_of_scope, read_records
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import Picture, read_picture
-from capture.config.consumers import Position, consumer_states, consumers_of, recorded_consumers
+from capture.config.consumers import Position, consumer_states, consumers_of, read_recorded_consumers
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ManifestError, NotStoredError
 from capture.ingest.board import server_time
@@ -139,7 +139,7 @@ async def check(
     audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
     recording = await _read_recording(store, heads)
     uncompared = ""
-    if before and before.gone and (found := await recorded_consumers(config, store, recording)):
+    if before and before.gone and (found := await read_recorded_consumers(config, store, recording)):
         before = _use_recorded(before, found)
         uncompared = _describe_gone(found, before)
     held = await _read_holdings(live, config, store, deep, on_progress)

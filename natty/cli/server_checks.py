@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from natty.cli.checks import Finding, Status
-from natty.elections.election_bucket import counted, is_election_bucket
+from natty.elections.election_bucket import is_election_bucket, show_replicas
 from natty.streams.origins import origins_of, takes_part_of_queue
 from natty.wire.servers import FAULTS, Version, faults_of, text_of
 
@@ -46,8 +46,9 @@ def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -
             findings.append(Finding("durability", Status.WARN, text))
         if clustered and config.get("num_replicas", 1) < 3 and is_election_bucket(config):
             text = (
-                f"elections' bucket {config['name'].removeprefix('KV_')} has {counted(config.get('num_replicas', 1))}"
-                " in a cluster: while its server is down no node is elected, and its tokens are lost with its disk;"
+                f"elections' bucket {config['name'].removeprefix('KV_')} has"
+                f" {show_replicas(config.get('num_replicas', 1))} in a cluster: while its server is down no node is"
+                " elected, and its tokens are lost with its disk;"
                 f" set 3 replicas with `natty stream edit {config['name']} --replicas 3`"
             )
             findings.append(Finding("durability", Status.WARN, text))

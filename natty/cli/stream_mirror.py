@@ -18,7 +18,7 @@ from natty.cli.terminal import say
 from natty.config.units import show_duration
 from natty.errors import ConfigError
 from natty.streams import ServerStreamConfig, StreamState, stream_info
-from natty.streams.mirror import Copying, Origin, copies, copying, create_mirror, create_sourced, promote
+from natty.streams.mirror import Copying, Origin, copies, create_mirror, create_sourced, list_copying, promote
 from natty.streams.nearest import naming_nearest
 from natty.streams.origins import origins_of
 
@@ -195,7 +195,7 @@ async def _ls(nats: dict[str, Any]) -> list[Copying]:
 async def _info(nats: dict[str, Any], name: str) -> tuple[list[Copying], StreamState]:
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
         answer = await stream_info(natty.jetstream, name)
-        return copying(answer), answer["state"]
+        return list_copying(answer), answer["state"]
 
 
 async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: bool) -> ServerStreamConfig:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from natty.elections.options import DESCRIPTION, ElectionOptions
-from natty.elections.record import observed
+from natty.elections.record import republish_subject
 from natty.errors import BucketNotFoundError, StreamExistsError
 from natty.jetstream import JetStream
 from natty.kv.bucket_config import bucket_settings
@@ -46,10 +46,10 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
             "the elections of bucket %s have %s: while its server is down no leader is elected, and if its disk is"
             " lost, so are its tokens; use three"
         )
-        log.log(level, text, options.bucket, counted(replicas))
+        log.log(level, text, options.bucket, show_replicas(replicas))
 
 
-def counted(replicas: int) -> str:
+def show_replicas(replicas: int) -> str:
     """Return "1 replica", "2 replicas"."""
     return f"{replicas} replica{'s' * (replicas != 1)}"
 
@@ -58,7 +58,7 @@ def is_election_bucket(config: Mapping[str, Any]) -> bool:
     """Return whether a stream's configuration is that of a bucket that elections made."""
     name = config["name"]
     republished = (config.get("republish") or {}).get("dest")
-    return name.startswith("KV_") and republished == observed(name.removeprefix("KV_"))
+    return name.startswith("KV_") and republished == republish_subject(name.removeprefix("KV_"))
 
 
 def _required_settings(options: ElectionOptions) -> StreamConfig:
@@ -68,7 +68,7 @@ def _required_settings(options: ElectionOptions) -> StreamConfig:
         "storage": "file",
         "allow_msg_ttl": True,
         "allow_atomic": True,
-        "republish": {"src": f"$KV.{options.bucket}.>", "dest": observed(options.bucket)},
+        "republish": {"src": f"$KV.{options.bucket}.>", "dest": republish_subject(options.bucket)},
     }
     if options.replicas is not None:
         needed["num_replicas"] = options.replicas

@@ -12,7 +12,7 @@ import msgspec
 from natty.config.units import clock
 from natty.elections.driver import Call
 from natty.elections.options import LEASE_KEY, ElectionOptions, silence
-from natty.elections.record import ABSENT, Epoch, Sight, Subjects, hinted_revision, observed, sight_of
+from natty.elections.record import ABSENT, Epoch, Sight, Subjects, hinted_revision, republish_subject, sight_of
 from natty.errors import (
     BadRecordError,
     BucketNotFoundError,
@@ -94,8 +94,8 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
         news.set()
 
     subscriptions = [
-        jetstream.connection.subscribe(observed(options.bucket, options.lease_key), heard),
-        jetstream.connection.subscribe(observed(options.bucket, f"{options.lease_key}.epoch"), fenced),
+        jetstream.connection.subscribe(republish_subject(options.bucket, options.lease_key), heard),
+        jetstream.connection.subscribe(republish_subject(options.bucket, f"{options.lease_key}.epoch"), fenced),
     ]
     jetstream.connection.listeners.append(on_event)
     try:

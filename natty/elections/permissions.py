@@ -14,7 +14,7 @@ from natty.consuming.dead_letters.advisory import durable_of
 from natty.consuming.dead_letters.letter import prefix_of
 from natty.consuming.dead_letters.streams import ADVISORIES, LETTERS
 from natty.elections.options import BUCKET
-from natty.elections.record import Subjects, observed
+from natty.elections.record import Subjects, republish_subject
 from natty.jetstream import OWN_API
 
 INBOX = "_INBOX"
@@ -82,7 +82,7 @@ def candidate(name: str, *, bucket: str = BUCKET, setup: bool = False) -> Permis
     subjects = Subjects(bucket, name)
     owned = (subjects.lease, subjects.epoch, subjects.fence, subjects.commit(">"), subjects.term("*"))
     api = _api(f"STREAM.INFO.{subjects.stream}", f"STREAM.MSG.GET.{subjects.stream}")
-    found = Permissions((*owned, *api), (observed(bucket),), own_inbox_only=False)
+    found = Permissions((*owned, *api), (republish_subject(bucket),), own_inbox_only=False)
     return found + (_creation(subjects.stream) if setup else Permissions(()))
 
 

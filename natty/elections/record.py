@@ -126,6 +126,6 @@ class Subjects:
         return f"{self.lease}.terms.{number}"
 
 
-def observed(bucket: str, key: str = ">") -> str:
+def republish_subject(bucket: str, key: str = ">") -> str:
     """Return the subject where the server republishes messages that were stored under a key."""
     return f"el.obs.{bucket}.{key}"

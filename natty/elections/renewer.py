@@ -24,7 +24,7 @@ from natty.config.units import clock
 from natty.elections.driver import Call, Driver, Tell
 from natty.elections.machine import Candidate
 from natty.elections.options import PULSE, ElectionOptions
-from natty.elections.record import hinted_revision, observed
+from natty.elections.record import hinted_revision, republish_subject
 from natty.errors import BadRecordError, NattyError
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
@@ -198,9 +198,9 @@ class RenewerThread:
         ping = max(PING_AT_LEAST, min(config.ping_interval, options.rules.lease / 3))
         self.connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
         self._addresses[driver.candidate.addr.encode()] = driver
-        self._drivers.setdefault(observed(options.bucket, options.lease_key).encode(), []).append(driver)
+        self._drivers.setdefault(republish_subject(options.bucket, options.lease_key).encode(), []).append(driver)
         if options.bucket not in self._subscriptions:
-            subject = observed(options.bucket)
+            subject = republish_subject(options.bucket)
             self._subscriptions[options.bucket] = self.connection.subscribe(subject, self._pass_on)
         driver.input("campaign")
 

@@ -24,7 +24,7 @@ from natty.groups.elastic import ElasticAdmin
 from natty.groups.instance import Do, Instance, Own, Step
 from natty.groups.joining import MAX_ACK_PENDING, JoinOptions, MemberEvent, State
 from natty.groups.lag import count_lag
-from natty.groups.place import Place, seen
+from natty.groups.place import Place, parse_info
 from natty.groups.reading import Reading
 from natty.groups.records import ElasticRecord, Record, StaticRecord, may_follow
 from natty.groups.settings import ELASTIC_BUCKET, STATIC_BUCKET, Timings, record_key
@@ -260,7 +260,7 @@ class Membership:
         info = await self._place.look()
         if reading is not None and reading.refused and info is not None and info["created"] == reading.created:
             info = None  # even if it is there: the server has ended our requests, so begin anew
-        return self._instance.decide(time.monotonic(), None if info is None else seen(info), own), info
+        return self._instance.decide(time.monotonic(), None if info is None else parse_info(info), own), info
 
     async def _do(self, step: Step, info: dict[str, Any] | None) -> float | None:
         """Run a step; return the seconds until the next look."""
@@ -348,7 +348,7 @@ class Membership:
         self._reading = None
         with suppress(NattyError):
             info = await self._place.look()
-            if info is None or not pin or seen(info).pinned != pin:
+            if info is None or not pin or parse_info(info).pinned != pin:
                 return
             if self._elastic and (self.alone or not info["num_waiting"]):
                 await self._place.delete()

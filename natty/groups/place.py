@@ -79,7 +79,7 @@ class Place:
         return await self._jetstream.request(subject, body, timeout=ANSWER_WITHIN)
 
 
-def seen(info: dict[str, Any]) -> Seen:
+def parse_info(info: dict[str, Any]) -> Seen:
     """Return the facts from a CONSUMER.INFO that decide the next step."""
     config = info["config"]
     group: dict[str, str] = next(iter(info.get("priority_groups") or []), {})

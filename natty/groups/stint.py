@@ -13,7 +13,7 @@ from natty.consuming.work import Delivery, Receipts, Stint, TooManyDeliveriesErr
 from natty.elections import clock
 from natty.groups.joining import PARTITION, JoinOptions
 from natty.groups.partitions import PartitionedMessage, token_of
-from natty.groups.place import seen
+from natty.groups.place import parse_info
 from natty.jetstream import JetStream
 from natty.pulling.pin import Pin
 from natty.pulling.requests import next_subject, read_status, request_body
@@ -173,7 +173,7 @@ async def keep_pin(jetstream: JetStream, stream: str, consumer: str, pin: Pin, w
     body = request_body(1, min(ANSWER, window / 10), max_bytes=1, pin=pin.fields())
     answer = await jetstream.connection.request(next_subject(jetstream, stream, consumer), body, timeout=window / 2)
     info = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=FLUSH_TIMEOUT)
-    ours = not read_status(answer).is_pin_refused and seen(info).pinned == mine != ""
+    ours = not read_status(answer).is_pin_refused and parse_info(info).pinned == mine != ""
     return Kept(ours, sent + window * (1 - DRIFT), info)
 
 

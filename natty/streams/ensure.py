@@ -27,7 +27,7 @@ from natty.streams.conversion import ONLY_DURABLE, check_consumer_settings, chec
 from natty.streams.info import PauseAnswer, ServerConsumerConfig, ServerStreamConfig
 from natty.streams.nearest import naming_nearest
 from natty.streams.origins import refuse_lossy_sources
-from natty.streams.planning import CONSUMER, STREAM, Plan, differing, plan
+from natty.streams.planning import CONSUMER, STREAM, Plan, list_differing, plan
 from natty.streams.schema import ConsumerConfig, StreamConfig
 
 WITHIN = 30.0  # seconds for an answer: a cluster may need that long to elect a leader
@@ -91,12 +91,12 @@ async def plan_stream(jetstream: JetStream, name: str, settings: StreamConfig) -
 
 async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> ServerStreamConfig:
     """Like `create_stream`, for a configuration in the server's own terms, with `name`, durations in nanoseconds."""
-    return await _ensure_stream(jetstream, config["name"], _unnamed(config), _UNCHANGED)
+    return await _ensure_stream(jetstream, config["name"], _drop_name(config), _UNCHANGED)
 
 
 async def plan_document(jetstream: JetStream, config: Mapping[str, Any]) -> Plan:
     """Like `plan_stream`, for a configuration in the server's own terms."""
-    return await _plan(_Stream(jetstream, config["name"]), _unnamed(config))
+    return await _plan(_Stream(jetstream, config["name"]), _drop_name(config))
 
 
 async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> ServerStreamConfig:
@@ -104,7 +104,7 @@ async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> Se
 
     Settings that it does not name stay as they are. StreamNotFoundError; StreamExistsError if a change is impossible.
     """
-    return await _ensure_stream(jetstream, config["name"], _unnamed(config), _DELIBERATELY, make=False)
+    return await _ensure_stream(jetstream, config["name"], _drop_name(config), _DELIBERATELY, make=False)
 
 
 async def create_consumer(
@@ -306,7 +306,7 @@ async def _ensure(
 
 def _check_taken(target: _Stream | _Consumer, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:
     """Raise if the server dropped a setting, as older ones do. A value other than ours is from another client."""
-    if dropped := [name for name in differing(wanted, got) if name not in got]:
+    if dropped := [name for name in list_differing(wanted, got) if name not in got]:
         raise UnsupportedError(f"{target}: this server is too old for {', '.join(dropped)}: upgrade it")
 
 
@@ -327,7 +327,7 @@ def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -
     raise target.exists_error(text)
 
 
-def _unnamed(config: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_name(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "name"}
 
 

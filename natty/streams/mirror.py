@@ -171,14 +171,14 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def copying(info: StreamInfo) -> list[Copying]:
+def list_copying(info: StreamInfo) -> list[Copying]:
     """Return how far a stream has copied each of its origins, from its StreamInfo; empty for a plain stream."""
     config = info["config"]
     if mirror := config.get("mirror"):
         state = info.get("mirror") or _unknown(mirror)
-        return [_copying(config["name"], "mirror", state, mirror)]
+        return [_describe_origin(config["name"], "mirror", state, mirror)]
     states = info.get("sources") or [_unknown(one) for one in config.get("sources") or []]
-    return [_copying(config["name"], "source", one, one) for one in states]
+    return [_describe_origin(config["name"], "source", one, one) for one in states]
 
 
 def _unknown(origin: StreamSource) -> SourceInfo:
@@ -186,7 +186,7 @@ def _unknown(origin: StreamSource) -> SourceInfo:
     return {"name": origin["name"], "lag": 0, "active": -1}
 
 
-def _copying(stream: str, kind: str, report: SourceInfo, config: StreamSource | SourceInfo) -> Copying:
+def _describe_origin(stream: str, kind: str, report: SourceInfo, config: StreamSource | SourceInfo) -> Copying:
     active, lag = report.get("active", -1), report.get("lag", 0)
     heard = active / NANOSECONDS if active >= 0 else None
     error = (report.get("error") or {}).get("description", "")
@@ -211,7 +211,7 @@ def _copying(stream: str, kind: str, report: SourceInfo, config: StreamSource | 
 
 async def copies(jetstream: JetStream) -> list[Copying]:
     """Return how far every mirror and every gathering stream of the account has copied its origins."""
-    return [one for info in (await all_streams(jetstream)).found for one in copying(info)]
+    return [one for info in (await all_streams(jetstream)).found for one in list_copying(info)]
 
 
 async def promote(
@@ -228,7 +228,7 @@ async def promote(
     config = info["config"]
     if not config.get("mirror"):
         raise PromotionRefusedError(f"stream {name} is not a mirror; `natty stream mirror ls` lists them")
-    (state,) = copying(info)
+    (state,) = list_copying(info)
     stored = _promotion_settings(config)
     wanted = list(subjects) or stored.get("subjects", [])
     if not wanted:

@@ -59,7 +59,7 @@ class Plan:
 def plan(name: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], judges: Mapping[str, Judge]) -> Plan:
     """Compare the wanted settings with the actual ones, both in the server's terms. Others are not compared."""
     changes = []
-    for setting in differing(wanted, actual):
+    for setting in list_differing(wanted, actual):
         have, want = actual.get(setting), wanted[setting]
         risk, why = judges.get(setting, unknown)(have, want)
         changes.append(Change(setting, have, want, risk, why))
@@ -80,7 +80,7 @@ def _merge(have: Any, want: Any) -> Any:
     return {**have, **want} if isinstance(have, Mapping) and isinstance(want, Mapping) else want
 
 
-def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+def list_differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return the names of the wanted settings that differ, sorted.
 
     A setting that the server leaves out has its zero value. Of a mapping, compares only the wanted keys.
@@ -90,7 +90,7 @@ def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]
 
 def difference(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return one readable line for each wanted setting that differs."""
-    return [describe(name, actual.get(name), wanted[name]) for name in differing(wanted, actual)]
+    return [describe(name, actual.get(name), wanted[name]) for name in list_differing(wanted, actual)]
 
 
 def describe(name: str, actual: Any, wanted: Any) -> str:
@@ -100,7 +100,7 @@ def describe(name: str, actual: Any, wanted: Any) -> str:
 
 def _same(want: Any, have: Any) -> bool:
     if isinstance(want, Mapping) and isinstance(have, Mapping):
-        return not differing(want, have)
+        return not list_differing(want, have)
     if isinstance(want, list) and isinstance(have, list) and all(isinstance(one, str) for one in want + have):
         return sorted(want) == sorted(have)  # subjects, tags: the order does not matter
     return bool(have == want or (not want and have in _ZEROS))

@@ -27,7 +27,7 @@ from natty.streams.conversion import stream_config_of
 from natty.streams.ensure import change_document
 from natty.streams.mirror import OVERLAP, take_over, who_takes
 from natty.streams.nearest import missing_sentence
-from natty.templates.maker import Maker, read_template, report_of, streams_of, templates_in, waiting_in
+from natty.templates.maker import Maker, count_waiting, read_template, report_of, streams_of, templates_in
 from natty.templates.template import MAX_STREAMS, Template
 
 BUCKET = "natty-templates"
@@ -161,7 +161,7 @@ class Templates:
         streams = await streams_of(self._jetstream, template)
         waiting = {
             subject: count
-            for subject, count in (await waiting_in(self._jetstream, template)).items()
+            for subject, count in (await count_waiting(self._jetstream, template)).items()
             if not (template.takes(subject) and template.place(subject)[0] in streams)
         }
         lease = await election.leader()
@@ -230,7 +230,7 @@ class Templates:
         deadline = loop.time() + EMPTY_WITHIN
         while True:
             try:
-                waiting = await waiting_in(self._jetstream, template)
+                waiting = await count_waiting(self._jetstream, template)
             except StreamNotFoundError:
                 return {}
             streams = await streams_of(self._jetstream, template)

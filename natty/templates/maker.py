@@ -109,7 +109,7 @@ class Maker:
 
     async def _serve(self, template: Template) -> None:
         """Create the streams that the waiting messages of one template need, and report the refused ones."""
-        waiting = await waiting_in(self._jetstream, template)
+        waiting = await count_waiting(self._jetstream, template)
         if not waiting:
             await self._report(template, {})
             return
@@ -219,7 +219,7 @@ def read_template(entry: Entry) -> Template:
     return template
 
 
-async def waiting_in(jetstream: JetStream, template: Template) -> dict[str, int]:
+async def count_waiting(jetstream: JetStream, template: Template) -> dict[str, int]:
     """Return how many messages of each subject are in the intake: waiting for their stream, or moving to it."""
     waiting: dict[str, int] = {}
     offset, total = 0, 1

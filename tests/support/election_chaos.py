@@ -19,7 +19,7 @@ from pathlib import Path
 
 from natty import Natty, NattyError
 from natty.elections import clock
-from natty.elections.record import observed
+from natty.elections.record import republish_subject
 from natty.testing import NatsCluster, NatsServer, Proxy
 from natty.wire.message import parse_headers
 
@@ -174,7 +174,7 @@ class Chaos:
     async def __aenter__(self):
         self._running = [asyncio.create_task(node.run()) for node in self.nodes]
         self.natty = await Natty.connect(**self.servers[0].connect_options(), connect_timeout=CONNECT)
-        self.natty.connection.subscribe(observed(self.bucket, f"{self.name}.commit.head"), self._stored)
+        self.natty.connection.subscribe(republish_subject(self.bucket, f"{self.name}.commit.head"), self._stored)
         async with asyncio.timeout(SETTLE):
             while len(self.history.of("ready")) < len(self.nodes) or not self.history.of("effect"):
                 self.news.clear()

@@ -5,7 +5,7 @@ import asyncio
 from patient import PATIENCE
 
 from natty.errors import NattyError
-from natty.templates.maker import streams_of, waiting_in
+from natty.templates.maker import count_waiting, streams_of
 
 
 async def drained(natty, name, within=2 * PATIENCE):
@@ -20,7 +20,7 @@ async def drained(natty, name, within=2 * PATIENCE):
 
 async def _waiting(natty, template):
     try:
-        return await waiting_in(natty.jetstream, template)
+        return await count_waiting(natty.jetstream, template)
     except NattyError:  # the server is away
         return True
 

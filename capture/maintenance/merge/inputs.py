@@ -18,10 +18,17 @@ from capture.errors import CaptureError, FormatError
 from capture.formats.batches import cut
 from capture.formats.choose import reader
 from capture.formats.envelope import with_envelope
-from capture.formats.parquet import checked_version, open_parquet, unfold
+from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import Group
-from capture.maintenance.merge.schema_evolution import evolve, in_table, known_as, read_columns, settled, typed_part
+from capture.maintenance.merge.schema_evolution import (
+    evolve,
+    find_column,
+    in_table,
+    read_columns,
+    to_table_type,
+    typed_part,
+)
 from capture.stores.contract import Store
 
 BATCH_ROWS = 8192
@@ -49,15 +56,15 @@ class Columns:
     def of(self, objects: Iterable[Stored]) -> pa.Schema:
         """Return the columns of a file made of these objects: those of the run that some object has."""
         names = self.run.names
-        held = {known_as(one.name, names) for stored in objects for one in self._part(stored).values()}
+        held = {find_column(one.name, names) for stored in objects for one in self._part(stored).values()}
         return pa.schema([one for one in self.run if one.name in held or (bool(held) and one.name == CONFLICTS)])
 
     def is_alike(self, stored: Stored) -> bool:
         """Return whether the object is plain Parquet whose typed columns have the run's names and types."""
         raw = self.objects.get(stored.path, pa.schema([]))
         return is_open(stored.format) and all(
-            name == one.name == known_as(name, self.run.names)
-            and raw.field(name).type == settled(raw.field(name).type) == self.run.field(name).type
+            name == one.name == find_column(name, self.run.names)
+            and raw.field(name).type == to_table_type(raw.field(name).type) == self.run.field(name).type
             for name, one in self._part(stored).items()
         )
 
@@ -104,7 +111,7 @@ async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:
     length = int.from_bytes(end[-8:-4], "little") + 8  # of the footer, itself and the magic word behind it
     if length > len(end):
         end = await store.get_range(one.path, max(0, one.bytes - length), length)
-    return checked_version(pq.ParquetFile(pa.BufferReader(end))).schema_arrow
+    return check_version(pq.ParquetFile(pa.BufferReader(end))).schema_arrow
 
 
 def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) -> Iterator[pa.Table]:

@@ -73,7 +73,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if column.null_count > rows[field.name].null_count:
             lost.append((field.name, pc.and_(pc.is_valid(rows[field.name]), pc.is_null(column))))
     if lost:
-        columns[schema.names.index(CONFLICTS)] = _with_lost(rows, lost)
+        columns[schema.names.index(CONFLICTS)] = _add_lost(rows, lost)
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -96,7 +96,7 @@ def _fit(column: Column, kind: pa.DataType) -> Column:
     types = pa.types
     if column.type == kind:
         return column
-    if settled(column.type) == kind or (types.is_integer(column.type) and types.is_floating(kind)):
+    if to_table_type(column.type) == kind or (types.is_integer(column.type) and types.is_floating(kind)):
         return column.cast(kind, safe=False)
     if types.is_floating(column.type) and types.is_integer(kind):
         fits = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), EXACT))
@@ -109,7 +109,7 @@ def _fit(column: Column, kind: pa.DataType) -> Column:
     return pa.chunked_array([pa.nulls(len(column), kind)])
 
 
-def _with_lost(rows: pa.Table, lost: Sequence[tuple[str, Column]]) -> pa.Array:
+def _add_lost(rows: pa.Table, lost: Sequence[tuple[str, Column]]) -> pa.Array:
     known = rows[CONFLICTS].to_pylist() if CONFLICTS in rows.column_names else [None] * len(rows)
     for name, values in lost:
         for index in pc.indices_nonzero(values).to_pylist():
@@ -123,7 +123,7 @@ def _with_lost(rows: pa.Table, lost: Sequence[tuple[str, Column]]) -> pa.Array:
 def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
     """Return the table's fields for the typed columns of an object, by their names in the object.
 
-    A block's column with the name of one of the table's own becomes `value_<name>`. Types are `settled`.
+    A block's column with the name of one of the table's own becomes `value_<name>`. Types are those of `to_table_type`.
     """
     fields: dict[str, pa.Field] = {}
     for field in schema:
@@ -132,11 +132,11 @@ def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
         name = field.name
         while name.lower() in _TAKEN or name in {one.name for one in fields.values()}:
             name = f"value_{name}"
-        fields[field.name] = pa.field(name, settled(field.type))
+        fields[field.name] = pa.field(name, to_table_type(field.type))
     return fields
 
 
-def known_as(name: str, names: Iterable[str]) -> str:
+def find_column(name: str, names: Iterable[str]) -> str:
     """Return a column's name among these names: engines treat names that differ only in case as the same."""
     alike = [one for one in names if one.lower() == name.lower()]
     return name if name in alike else next(iter(alike), name)
@@ -145,7 +145,7 @@ def known_as(name: str, names: Iterable[str]) -> str:
 def in_table(rows: pa.Table, schema: pa.Schema, *, of_table: bool) -> pa.Table:
     """Return an object's rows with the envelope's columns and these typed ones of the table."""
     names = typed_part(rows.schema, of_table=of_table)
-    called = (known_as(one.name, schema.names) for one in names.values())
+    called = (find_column(one.name, schema.names) for one in names.values())
     kept = rows.select([*SCHEMA.names, *names]).rename_columns([*SCHEMA.names, *called])
     return conform(kept, pa.schema([*SCHEMA, *schema]))
 
@@ -159,28 +159,28 @@ def evolve(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
     fields: dict[str, pa.Field] = {field.name: field for field in table}
     for schema in found:
         for one in schema:
-            field = one.with_name(known_as(one.name, fields))
+            field = one.with_name(find_column(one.name, fields))
             if field.name in table.names:
                 fields[field.name] = pa.field(field.name, _promote(fields[field.name].type, field.type))
             else:
                 wider = _widen(fields.get(field.name, field), field)
-                fields[field.name] = pa.field(field.name, settled(wider.type))
+                fields[field.name] = pa.field(field.name, to_table_type(wider.type))
     if fields:
         fields[CONFLICTS] = pa.field(CONFLICTS, pa.list_(pa.string()))
     return pa.schema(fields.values())
 
 
-def settled(kind: pa.DataType) -> pa.DataType:
+def to_table_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of a table's column for values of this type: one that Iceberg and Spark have."""
     types = pa.types
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, settled(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, to_table_type(field.type)) for field in kind])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(settled(kind.value_type))
+        return pa.list_(to_table_type(kind.value_type))
     if types.is_map(kind):
-        return pa.map_(settled(kind.key_type), settled(kind.item_type))
+        return pa.map_(to_table_type(kind.key_type), to_table_type(kind.item_type))
     if types.is_dictionary(kind):
-        return settled(kind.value_type)
+        return to_table_type(kind.value_type)
     if types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
     if types.is_time(kind):

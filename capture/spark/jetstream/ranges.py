@@ -10,7 +10,7 @@ from contextlib import aclosing
 from capture.errors import DataLossError, SparkError
 from capture.spark.jetstream.answers import Messages, Mirrored, of_batch
 from capture.spark.jetstream.direct import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
-from capture.spark.jetstream.splits import LEAVE, Range, StreamFacts, Tally, gone
+from capture.spark.jetstream.splits import LEAVE, Range, StreamFacts, Tally, describe_gone
 from natty import Batch, Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE
@@ -135,7 +135,7 @@ class RangeReader:
         front = await self._front() if holes else 0
         for hole in holes:
             if lost := self.tally.lose(hole, front):
-                said = gone(self._range.stream, *lost)
+                said = describe_gone(self._range.stream, *lost)
                 if self._fail:
                     raise DataLossError(f"{said}; {LEAVE}")
                 log.warning("%s", said, extra={"action": "data_loss"})

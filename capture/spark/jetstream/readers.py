@@ -18,7 +18,7 @@ from capture.formats.envelope import SCHEMA, to_table
 from capture.spark.jetstream.blocking import Blocking
 from capture.spark.jetstream.ranges import RangeReader, stream_facts
 from capture.spark.jetstream.source_options import ReadOptions, nearest
-from capture.spark.jetstream.splits import LEAVE, Offset, Range, StreamFacts, gone, ranges, resume
+from capture.spark.jetstream.splits import LEAVE, Offset, Range, StreamFacts, describe_gone, ranges, resume
 from natty import Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE
@@ -48,7 +48,7 @@ class JetStreamReader(DataSourceReader):
     """A batch: the stream's messages when it is planned, between `startSequence` or `startTime` and `endSequence`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options, self._columns = options, known_columns(schema)
+        self._options, self._columns = options, list_columns(schema)
 
     def partitions(self) -> list[Range]:
         """Return the ranges to read. DataLossError if the first requested sequence is gone."""
@@ -58,7 +58,7 @@ class JetStreamReader(DataSourceReader):
     async def _plan(self, natty: Natty) -> list[Range]:
         options = self._options
         stream = await _facts(natty, options)
-        first = await beginning(natty, stream, options)
+        first = await find_beginning(natty, stream, options)
         last = min(stream.last, options.end_sequence or stream.last)
         return ranges(stream, first, last, options.partitions)
 
@@ -75,7 +75,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options, self._columns = options, known_columns(schema)
+        self._options, self._columns = options, list_columns(schema)
         self._client: Blocking | None = None
         self._target: int | None = None
 
@@ -85,7 +85,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins."""
         stream = self._stream()
-        first = self._connect().run(beginning(self._connect().natty, stream, self._options))
+        first = self._connect().run(find_beginning(self._connect().natty, stream, self._options))
         return Offset(stream.name, stream.created, first).as_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -143,7 +143,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return client.run(_facts(client.natty, self._options))
 
 
-async def beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> int:
+async def find_beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> int:
     """Return the first sequence to read. DataLossError if `startSequence` names one that is gone."""
     if options.start_time:
         body = {"start_time": options.start_time, "next_by_subj": ">"}
@@ -155,7 +155,7 @@ async def beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> 
             return stream.last + 1
         return int(answer["message"]["seq"])
     if 0 < options.start_sequence < stream.first:
-        said = gone(stream.name, options.start_sequence, stream.first - 1)
+        said = describe_gone(stream.name, options.start_sequence, stream.first - 1)
         if options.fail_on_data_loss:
             raise DataLossError(f"{said}; omit startSequence to begin with the messages that are left, or {LEAVE}")
         log.warning("%s", said, extra={"action": "data_loss"})
@@ -173,7 +173,7 @@ async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
     return stream if options.read_by != "consumer" else StreamFacts(**{**vars(stream), "direct": False})
 
 
-def known_columns(schema: StructType) -> list[str]:
+def list_columns(schema: StructType) -> list[str]:
     """Return the names of the requested columns. ConfigError if one does not exist, or has another type."""
     known = {field.name: field.dataType for field in ENVELOPE.fields}
     for field in schema.fields:

@@ -57,7 +57,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
             raise ConfigError(f"column {name} is {types[name].simpleString()}, it must be {names}")
 
 
-def outgoing(batch: pa.RecordBatch, options: WriteOptions, prefix: str, first: int) -> Iterator[Outgoing]:
+def make_outgoing(batch: pa.RecordBatch, options: WriteOptions, prefix: str, first: int) -> Iterator[Outgoing]:
     """Yield the messages of these rows, the first of which has number `first` in its partition.
 
     A row without a message id gets `prefix` and its number, unless ids are disabled. SparkError if a row has no

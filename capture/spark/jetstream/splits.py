@@ -103,13 +103,13 @@ def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) ->
         )
     elif stream.first > offset.next:
         first = stream.first
-        lost = gone(stream.name, offset.next, stream.first - 1)
+        lost = describe_gone(stream.name, offset.next, stream.first - 1)
     if lost and fail:
         raise DataLossError(f"{lost}; {LEAVE}")
     return first, lost
 
 
-def gone(stream: str, first: int, last: int) -> str:
+def describe_gone(stream: str, first: int, last: int) -> str:
     """Return the sentence about a range that was removed before it was read."""
     count = last - first + 1
     what = f"sequence {first} was" if count == 1 else f"sequences {first}–{last} ({count}) were"

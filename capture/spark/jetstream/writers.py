@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from capture.errors import ConfigError, SparkError
 from capture.spark.jetstream.blocking import Blocking
-from capture.spark.jetstream.rows import Outgoing, check_columns, outgoing
+from capture.spark.jetstream.rows import Outgoing, check_columns, make_outgoing
 from capture.spark.jetstream.source_options import WriteOptions
 from natty import Publisher
 
@@ -41,7 +41,7 @@ def publish(options: WriteOptions, write_id: str, batches: Iterator[pa.RecordBat
         client.run(publisher.__aenter__())
         try:
             for batch in batches:
-                client.run(_publish(publisher, outgoing(batch, options, prefix, count)))
+                client.run(_publish(publisher, make_outgoing(batch, options, prefix, count)))
                 count += batch.num_rows
             client.run(publisher.flush())
         finally:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from capture.archive import chain, iceberg_state, identity, manifest, recording, scope, signing, table
 from capture.archive.encryption import Keys
-from capture.archive.envelope_columns import described
+from capture.archive.envelope_columns import describe_columns
 from capture.archive.readme import README, VERSION, describe, text, version_of
 from capture.archive.sequences import Sequences
 from capture.formats import writer
@@ -173,4 +173,4 @@ async def test_a_node_writes_it_and_replaces_an_older_one_only():
 
 def test_the_page_is_in_the_package():
     page = Path(chain.__file__).with_name("readme.md").read_text()
-    assert page.replace("{version}", str(VERSION)).replace("{columns}", described()).encode() == text()
+    assert page.replace("{version}", str(VERSION)).replace("{columns}", describe_columns()).encode() == text()

@@ -7,7 +7,7 @@ from set_engine import SetEngine, described, read_back
 
 from capture.archive.chain import Retired, commit
 from capture.archive.manifest import Manifest, Removed, encode, entry_path
-from capture.archive.retention import Retention, Rule, recorded, removed_sequences
+from capture.archive.retention import Retention, Rule, record_removed, removed_sequences
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import read_picture
@@ -41,7 +41,7 @@ def test_the_sweep_retires_and_records_expired_blocks_in_one_manifest_and_delete
     assert [one.object for one in planned.expired] == [old]
     assert planned.manifest.blocks == [young]
     assert planned.manifest.retired == [Retired(old.path, NOW)]
-    assert planned.manifest.removed == recorded([], [old], NOW)
+    assert planned.manifest.removed == record_removed([], [old], NOW)
     assert planned.remove_objects == []
     later = {"now": NOW + GRACE + 1, "grace": GRACE, "retention": RETENTION}
     assert plan_sweep(planned.manifest, None, [], listing(old, young), **later).remove_objects == [old.path]
@@ -63,7 +63,7 @@ def test_a_late_block_of_an_expired_interval_is_adopted_and_removed_at_once_and_
     ids=["archive", "stream", "nothing_is_held", "the_stream_has_all", "the_server_does_not_say"],
 )
 def test_what_neither_archive_nor_stream_has_any_more_is_recorded_by_one_number(begins, held, below):
-    record = recorded([], [stored(3), stored(5, 7), stored(17)], NOW)  # the others were never captured
+    record = record_removed([], [stored(3), stored(5, 7), stored(17)], NOW)  # the others were never captured
     blocks = [stored(held, interval=YOUNG)] if held else []
     old = stored(18)  # gone with this sweep, so that there is a manifest to write
     known = {"S": begins} if begins else {}
@@ -79,7 +79,7 @@ def test_what_neither_archive_nor_stream_has_any_more_is_recorded_by_one_number(
 
 
 def test_a_table_that_the_sweep_does_not_know_keeps_it_from_summing_up():
-    record = recorded([], [stored(3)], NOW)
+    record = record_removed([], [stored(3)], NOW)
     manifest = Manifest(blocks=[stored(18)], removed=record, of_table=2)
     told = {"now": NOW, "grace": GRACE, "begins": {"S": 500}}
     late = stored(19)

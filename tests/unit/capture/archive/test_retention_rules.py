@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from retaining import stored
 
 from capture.archive.manifest import Manifest, Removed
-from capture.archive.retention import Retention, Rule, recorded, removed_sequences, summed_up
+from capture.archive.retention import Retention, Rule, record_removed, removed_sequences, sum_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import Picture
@@ -102,18 +102,18 @@ def test_nothing_goes_that_a_rule_would_keep_and_all_that_it_would_not(objects, 
 
 
 def test_what_was_removed_is_added_up_by_stream():
-    record = recorded([], [stored(1, 3), stored(5, stream="T")], 10.0)
-    record = recorded(record, [stored(3, 4)], 20.0)
+    record = record_removed([], [stored(1, 3), stored(5, stream="T")], 10.0)
+    record = record_removed(record, [stored(3, 4)], 20.0)
     counts = [(one.stream, one.objects, one.bytes, one.at) for one in record]
     assert counts == [("S", 2, 200, 20.0), ("T", 1, 100, 10.0)]
     assert list(removed_sequences(record)["S"]) == [1, 2, 3, 4]
-    assert recorded(record, [], 30.0) == record
+    assert record_removed(record, [], 30.0) == record
 
 
 def test_what_is_summed_up_stays_so_and_never_goes_back():
-    record = summed_up(recorded([], [stored(3, 20)], 10.0), {"S": 12, "T": 5}, 10.0)
+    record = sum_up(record_removed([], [stored(3, 20)], 10.0), {"S": 12, "T": 5}, 10.0)
     assert [(one.stream, one.below, one.objects) for one in record] == [("S", 12, 1), ("T", 5, 0)]
-    record = summed_up(recorded(record, [stored(25)], 20.0), {"S": 9}, 20.0)
+    record = sum_up(record_removed(record, [stored(25)], 20.0), {"S": 9}, 20.0)
     gone = removed_sequences(record)
     assert gone["S"] == Sequences.from_range(1, 20) | Sequences.from_range(25, 25)
     assert gone["T"] == Sequences.from_range(1, 4)

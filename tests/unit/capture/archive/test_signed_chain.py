@@ -4,7 +4,7 @@ import pytest
 
 from capture.archive import chain
 from capture.archive.chain import commit, current, document_path
-from capture.archive.identity import claim, claimed
+from capture.archive.identity import claim, list_claimed
 from capture.archive.manifest import Manifest
 from capture.archive.signing import Signer, SigningKeys, split
 from capture.errors import ConfigError, ManifestError, SignatureError
@@ -140,5 +140,5 @@ async def test_the_streams_of_an_archive_are_known_by_what_was_claimed():
     store = MemoryStore("a")
     for name in ("ORDERS", "TICKS", "a b"):
         await claim(store, "orders", name, "03:00")
-    assert sorted(one.stream for one in await claimed(store)) == ["ORDERS", "TICKS", "a b"]
-    assert [one.stream for one in await claimed(store, ["ORDERS", "a b"])] == ["TICKS"]
+    assert sorted(one.stream for one in await list_claimed(store)) == ["ORDERS", "TICKS", "a b"]
+    assert [one.stream for one in await list_claimed(store, ["ORDERS", "a b"])] == ["TICKS"]

@@ -153,7 +153,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("KEEP_EVERY", 0.01), ("TICK", 0.001), ("Pull", Piece)):
         monkeypatch.setattr(pinned_consumer, name, value)
     monkeypatch.setattr(pinned_consumer, "keep_pin", lambda server, *_: server.keep())
-    monkeypatch.setattr(pinned_consumer, "seen", lambda info: SimpleNamespace(pinned=info.get("pinned", "")))
+    monkeypatch.setattr(pinned_consumer, "parse_info", lambda info: SimpleNamespace(pinned=info.get("pinned", "")))
 
 
 def reader_of(server: Server) -> PinnedReader:

@@ -30,7 +30,7 @@ from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
-from capture.stores.contract import checked_path
+from capture.stores.contract import check_path
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.verification.objects import read_archive
@@ -74,9 +74,9 @@ def test_whatever_the_key_a_block_lies_below_blocks_and_is_found_by_its_entry(ke
     for place in (Partition.hive, dated):
         folder = place(here(key_text(key)))
         path = block_path(Partition("ORDERS", "", 0, 0), 1, 2, 2, "ab" * 32, ".parquet", folder=folder)
-        assert checked_path(path).startswith(BLOCKS)
-        assert entry_block(checked_path(entry_path(path))) == path
-        assert checked_path(table_path(path, 7, "00")).startswith("table/")
+        assert check_path(path).startswith(BLOCKS)
+        assert entry_block(check_path(entry_path(path))) == path
+        assert check_path(table_path(path, 7, "00")).startswith("table/")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, listing, sweep, w
 from capture.archive import chain
 from capture.archive.chain import Retired, document_path
 from capture.archive.manifest import Manifest, encode, entry_path
-from capture.archive.retention import recorded
+from capture.archive.retention import record_removed
 from capture.archive.table import Table
 from capture.errors import FencedError
 from capture.maintenance.sweep import MOST_SAID, plan_sweep, read_entries
@@ -62,7 +62,7 @@ def test_an_entry_whose_block_is_gone_and_whose_messages_are_elsewhere_is_remove
     assert (planned.dangling, planned.remove_entries) == ([], [entry_path(gone.path)])
     elsewhere = Manifest(blocks=[block(1, 2), block(3, stream="T")])
     assert plan(elsewhere, [gone], listing(entries=[gone])).dangling == [gone.path]
-    retained = Manifest(blocks=[block(1, 2)], removed=recorded([], [block(3)], NOW))
+    retained = Manifest(blocks=[block(1, 2)], removed=record_removed([], [block(3)], NOW))
     assert plan(retained, [gone], listing(entries=[gone])).dangling == []
 
 

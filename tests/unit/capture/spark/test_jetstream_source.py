@@ -15,8 +15,8 @@ from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream import DefaultSource
 from capture.spark.jetstream.answers import Broken, Messages, Mirrored, is_message, of_answer
-from capture.spark.jetstream.readers import ENVELOPE, known_columns
-from capture.spark.jetstream.rows import Outgoing, check_columns, outgoing
+from capture.spark.jetstream.readers import ENVELOPE, list_columns
+from capture.spark.jetstream.rows import Outgoing, check_columns, make_outgoing
 from capture.spark.jetstream.source_options import ReadOptions, WriteOptions, option_names
 from capture.spark.jetstream.splits import Offset, StreamFacts, Tally, ranges, resume
 
@@ -243,11 +243,11 @@ def test_messages_are_rows_of_the_envelope_as_spark_takes_them():
 
 
 def test_columns_may_be_left_out_and_wrong_ones_are_named():
-    assert known_columns(columns("payload BINARY, sequence BIGINT")) == ["payload", "sequence"]
+    assert list_columns(columns("payload BINARY, sequence BIGINT")) == ["payload", "sequence"]
     with pytest.raises(ConfigError, match="no column paylod; did you mean payload"):
-        known_columns(columns("paylod BINARY"))
+        list_columns(columns("paylod BINARY"))
     with pytest.raises(ConfigError, match="column payload is binary, not string"):
-        known_columns(columns("payload STRING"))
+        list_columns(columns("payload STRING"))
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -295,27 +295,27 @@ def test_rows_become_messages_with_ids_of_their_place():
             "sequence": [1, 2, 3],
         }
     )
-    assert list(outgoing(batch, WRITE, "job-0-", 10)) == [
+    assert list(make_outgoing(batch, WRITE, "job-0-", 10)) == [
         Outgoing("a", b"1", {"A": ["1", "2"]}, "job-0-10"),
         Outgoing("b", b"", None, "mine"),
         Outgoing("c", b"3", {"B": [""]}, "job-0-12"),
     ]
     bare = WriteOptions(stream="ORDERS", message_ids="none")
-    assert [one.message_id for one in outgoing(batch, bare, "job-0-", 10)] == ["", "mine", ""]
+    assert [one.message_id for one in make_outgoing(batch, bare, "job-0-", 10)] == ["", "mine", ""]
 
 
 def test_one_subject_may_be_given_to_all_and_text_is_a_payload():
     batch = pa.RecordBatch.from_pydict(
         {"payload": ["ä"], "headers": pa.array([[("A", "1")]], pa.map_(pa.string(), pa.string()))}
     )
-    [only] = outgoing(batch, WriteOptions(stream="A", subject="a.b"), "x", 0)
+    [only] = make_outgoing(batch, WriteOptions(stream="A", subject="a.b"), "x", 0)
     assert only == Outgoing("a.b", "ä".encode(), {"A": ["1"]}, "x0")
 
 
 def test_a_row_without_a_subject_is_an_error():
     batch = pa.RecordBatch.from_pydict({"subject": ["a", None], "payload": [b"", b""]})
     with pytest.raises(SparkError, match="row 5 of a partition has no subject"):
-        list(outgoing(batch, WRITE, "x", 4))
+        list(make_outgoing(batch, WRITE, "x", 4))
 
 
 # --- how Spark finds it ----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from capture.spark import gateway
 from capture.spark.child import _environment
-from capture.spark.environment import needed
+from capture.spark.environment import select_needed
 
 NEEDED = ("PATH", "HOME", "LC_ALL", "JAVA_HOME", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "https_proxy")
 NEEDED += ("GOOGLE_APPLICATION_CREDENTIALS", "CAPTURE_KEYS", "SSL_CERT_FILE", "HADOOP_CONF_DIR", "PYSPARK_PYTHON")
@@ -32,4 +32,4 @@ def test_what_a_program_s_own_session_gets_are_its_variables_but_those_that_are_
 
 
 def test_no_setting_lets_the_keys_to_sign_with_through():
-    assert needed({"CAPTURE_SIGNING_KEYS": "x", "A": "1"}, ["CAPTURE_SIGNING_KEYS", "A"]) == {"A": "1"}
+    assert select_needed({"CAPTURE_SIGNING_KEYS": "x", "A": "1"}, ["CAPTURE_SIGNING_KEYS", "A"]) == {"A": "1"}

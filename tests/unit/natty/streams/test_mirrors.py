@@ -3,7 +3,7 @@
 import pytest
 
 from natty import NattyError
-from natty.streams.mirror import Copying, Origin, PromotionRefusedError, copying, refuse_promotion
+from natty.streams.mirror import Copying, Origin, PromotionRefusedError, list_copying, refuse_promotion
 
 
 def told(**mirror):
@@ -22,7 +22,7 @@ def told(**mirror):
     ],
 )
 def test_a_mirror_is_caught_up_only_while_its_origin_is_heard(mirror, state, heard):
-    (one,) = copying(told(**mirror))
+    (one,) = list_copying(told(**mirror))
     assert (one.state, one.heard, one.lag) == (state, heard, mirror.get("lag", 0))
 
 
@@ -35,12 +35,12 @@ def test_a_gathering_stream_is_told_for_each_origin_and_a_plain_one_not_at_all()
             {"name": "B", "lag": 0, "active": 2, "external": {"api": "$JS.hub.API"}, "error": {"description": "no"}},
         ],
     }
-    assert [(one.origin, one.state, one.external, one.error) for one in copying(info)] == [
+    assert [(one.origin, one.state, one.external, one.error) for one in list_copying(info)] == [
         ("A", "copying", "", ""),
         ("B", "caught up", "$JS.hub.API", "no"),
     ]
-    assert [one.state for one in copying({"config": config})] == ["never heard", "never heard"]
-    assert copying({"config": {"name": "P"}}) == []
+    assert [one.state for one in list_copying({"config": config})] == ["never heard", "never heard"]
+    assert list_copying({"config": {"name": "P"}}) == []
 
 
 def test_an_origin_is_written_as_the_server_reads_it():

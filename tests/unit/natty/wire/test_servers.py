@@ -7,7 +7,7 @@ import pytest
 
 from natty.cli import server_checks
 from natty.cli.checks import Status
-from natty.elections.record import observed
+from natty.elections.record import republish_subject
 from natty.streams.contents import purge_hazard, purge_hazards
 from natty.streams.listing import Listing
 from natty.streams.origins import takes_part_of_queue
@@ -114,7 +114,7 @@ def test_doctor_warns_of_consumers_with_several_filters_where_a_purge_would_make
 
 def test_doctor_warns_of_async_persistence_and_of_elections_with_one_replica_in_a_cluster():
     bucket = stream("KV_natty_leaders", num_replicas=1, republish={"src": "$KV.natty_leaders.>", "dest": "el.obs.x"})
-    bucket["config"]["republish"]["dest"] = observed("natty_leaders")
+    bucket["config"]["republish"]["dest"] = republish_subject("natty_leaders")
     (text,) = texts(server_checks.check_durability([bucket], clustered=True), Status.WARN)
     assert text.startswith("elections' bucket natty_leaders has 1 replica in a cluster")
     assert server_checks.check_durability([bucket], clustered=False) == []
