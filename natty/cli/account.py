@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from natty import Natty
 from natty.cli import connect
-from natty.cli.run import run_async
-from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.config.units import show_size
 from natty.streams.account import Account, account_info, usage
 
@@ -26,11 +24,9 @@ def _group() -> None:
 
 @app.command()
 @connect.options
-def info(
-    *, nats: dict[str, Any], as_json: Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")] = False
-) -> None:
+def info(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """Show the connection, and the account's JetStream usage and limits."""
-    account = run_async(_info(nats))
+    account = connect.call(nats, lambda natty: account_info(natty.jetstream))
     if as_json:
         print_document(asdict(account))
         return
@@ -51,11 +47,6 @@ def info(
         for name, (used, limit) in names.items()
     ]
     print_table(("tier", "resource", ">used", ">limit", ">share"), rows)
-
-
-async def _info(settings: dict[str, Any]) -> Account:
-    async with Natty(**settings) as natty:
-        return await account_info(natty.jetstream)
 
 
 def _connection(account: Account) -> list[tuple[str, Any]]:

@@ -101,20 +101,22 @@ def _resolve_choice(answer: str, choices: Sequence[str]) -> str:
     raise typer.BadParameter(f"{answer!r} is not one of them; type a number from 1 to {len(choices)}, or a name")
 
 
-def seconds(text: str) -> float:
-    """Return the seconds of a duration such as 500ms, 30s, 1h30m, 7d. Raises a usage error if it is not one."""
+def usage(parse: Callable[[], T]) -> T:
+    """Return what `parse` returns; its ValueError becomes a usage error."""
     try:
-        return parse_duration(text)
+        return parse()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a duration such as 500ms, 30s, 1h30m, 7d. Raises a usage error if it is not one."""
+    return usage(lambda: parse_duration(text))
 
 
 def size(text: str) -> int:
     """Return the bytes of a size such as 512, 64KB, 1GiB; powers of 1024. Raises a usage error if it is not one."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    return usage(lambda: parse_size(text))
 
 
 def headers_of(given: list[str]) -> dict[str, str | list[str]]:

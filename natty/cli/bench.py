@@ -16,7 +16,7 @@ from rich.console import Console
 from natty import Natty, StreamConfig
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import print_document, print_table
+from natty.cli.tables import Json, print_document, print_table
 from natty.publishing.publisher import PublishPath
 from natty.wire.servers import NEEDS
 
@@ -32,7 +32,7 @@ def bench(
     size: Annotated[int, typer.Option(min=0, help="Size of each message, in bytes.")] = 128,
     storage: Annotated[str, typer.Option(help="Storage of the stream: file or memory.")] = "file",
     replicas: Annotated[int, typer.Option(min=1, help="Number of replicas of the stream.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure publishing and consuming on a temporary stream."""
     if storage not in ("file", "memory"):

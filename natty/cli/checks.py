@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from natty.config.units import NANOSECONDS
+from natty.streams.account import usage
 from natty.wire.servers import NEEDS, text_of
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks
@@ -16,12 +17,6 @@ SILENT = 5.0  # seconds without a sign of life from a replica; its leader hears 
 NEARLY_FULL = 0.8  # of a limit
 CERTIFICATE_WARN = 7.0  # days before it ends
 ACK_WAIT_SHORT, ACK_WAIT_LONG = 2.0, 3600.0  # seconds
-_LIMITS = {
-    "memory": "max_memory",
-    "storage": "max_storage",
-    "streams": "max_streams",
-    "consumers": "max_consumers",
-}
 _STREAM_LIMITS = {"messages": "max_msgs", "bytes": "max_bytes"}
 
 
@@ -53,12 +48,11 @@ def check_version(version: tuple[int, ...]) -> Finding:
 def check_limits(account: Mapping[str, Any]) -> list[Finding]:
     """Compare what the account uses with its limits."""
     findings = []
-    for tier, used in (account.get("tiers") or {"": account}).items():
-        for name, limit_name in _LIMITS.items():
-            limit = used.get("limits", {}).get(limit_name, -1)
-            if limit > 0 and used.get(name, 0) >= NEARLY_FULL * limit:
-                status = Status.FAIL if used[name] >= limit else Status.WARN
-                text = f"{name}{f' of {tier}' if tier else ''}: {used[name]} of {limit} are used"
+    for tier, names in usage(account).items():
+        for name, (used, limit) in names.items():
+            if limit > 0 and used >= NEARLY_FULL * limit:
+                status = Status.FAIL if used >= limit else Status.WARN
+                text = f"{name}{f' of {tier}' if tier else ''}: {used} of {limit} are used"
                 findings.append(Finding("limits", status, text))
     return findings or [Finding("limits", Status.OK, "the account is far below its JetStream limits")]
 

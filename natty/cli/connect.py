@@ -1,55 +1,67 @@
-"""Options that many commands share: those of the connection, with the same names as in the `nats` tool."""
+"""What commands share that need a connection: its options, named as in the `nats` tool, and one call on it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-_OPTIONS: dict[str, Any] = {
-    "servers": Annotated[
-        str | None,
-        typer.Option(
-            "--server", "-s", help="Server URLs, separated by commas; a context then needs --context [env NATS_URL]."
-        ),
-    ],
-    "context": Annotated[
-        str | None, typer.Option("--context", help="A context of the nats tool, or its path [env NATS_CONTEXT].")
-    ],
-    "creds": Annotated[str | None, typer.Option("--creds", help="Credentials file [env NATS_CREDS].")],
-    "user": Annotated[
-        str | None, typer.Option("--user", help="User name; set its password in NATS_PASSWORD [env NATS_USER].")
-    ],
-    "password": Annotated[
-        str | None,
-        typer.Option("--password", help="Password (visible in `ps`; prefer NATS_PASSWORD) [env NATS_PASSWORD]."),
-    ],
-    "token": Annotated[
-        str | None, typer.Option("--token", help="Token (visible in `ps`; prefer NATS_TOKEN) [env NATS_TOKEN].")
-    ],
-    "nkey": Annotated[str | None, typer.Option("--nkey", help="File with an nkey's seed [env NATS_NKEY].")],
-    "tls_ca": Annotated[str | None, typer.Option("--tlsca", "--tls-ca", help="The server's CA, PEM [env NATS_CA].")],
-    "tls_cert": Annotated[
-        str | None, typer.Option("--tlscert", "--tls-cert", help="Client certificate, PEM [env NATS_CERT].")
-    ],
-    "tls_key": Annotated[
-        str | None, typer.Option("--tlskey", "--tls-key", help="Key of the client certificate, PEM [env NATS_KEY].")
-    ],
-    "domain": Annotated[str | None, typer.Option("--js-domain", help="JetStream domain.")],
-    "api_prefix": Annotated[str | None, typer.Option("--js-api-prefix", help="Subject prefix of JetStream's API.")],
-    "inbox_prefix": Annotated[
-        str | None, typer.Option("--inbox-prefix", help="Subject prefix of inboxes, for replies.")
-    ],
+from natty import Natty
+from natty.cli.run import run_async
+from natty.streams.nearest import naming_nearest
+
+T = TypeVar("T")
+
+
+_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "servers": (
+        ("--server", "-s"),
+        "Server URLs, separated by commas; a context then needs --context [env NATS_URL].",
+    ),
+    "context": (("--context",), "A context of the nats tool, or its path [env NATS_CONTEXT]."),
+    "creds": (("--creds",), "Credentials file [env NATS_CREDS]."),
+    "user": (("--user",), "User name; set its password in NATS_PASSWORD [env NATS_USER]."),
+    "password": (("--password",), "Password (visible in `ps`; prefer NATS_PASSWORD) [env NATS_PASSWORD]."),
+    "token": (("--token",), "Token (visible in `ps`; prefer NATS_TOKEN) [env NATS_TOKEN]."),
+    "nkey": (("--nkey",), "File with an nkey's seed [env NATS_NKEY]."),
+    "tls_ca": (("--tlsca", "--tls-ca"), "The server's CA, PEM [env NATS_CA]."),
+    "tls_cert": (("--tlscert", "--tls-cert"), "Client certificate, PEM [env NATS_CERT]."),
+    "tls_key": (("--tlskey", "--tls-key"), "Key of the client certificate, PEM [env NATS_KEY]."),
+    "domain": (("--js-domain",), "JetStream domain."),
+    "api_prefix": (("--js-api-prefix",), "Subject prefix of JetStream's API."),
+    "inbox_prefix": (("--inbox-prefix",), "Subject prefix of inboxes, for replies."),
 }
-"""Keyword of `Natty` → its option."""
+"""Keyword of `Natty` → the flags and the help of its option."""
+
+
+def call(nats: Mapping[str, Any], use: Callable[[Natty], Awaitable[T]], *, stream: str = "", consumer: str = "") -> T:
+    """Connect, await what `use` returns, disconnect, and return the result.
+
+    With `stream`, the errors for a missing stream or consumer name the nearest existing ones.
+    """
+
+    async def main() -> T:
+        async with Natty(**nats) as natty:
+            if not stream:
+                return await use(natty)
+            async with naming_nearest(natty.jetstream, stream, consumer):
+                return await use(natty)
+
+    return run_async(main())
+
+
+def flags_of(nats: Mapping[str, Any]) -> list[str]:
+    """Return keywords of `Natty` as the words of a command line that give the same options."""
+    return [word for name, value in nats.items() for word in (_OPTIONS[name][0][0], str(value))]
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the connection's options to a command; it gets the given ones as `nats`, keywords of `Natty`."""
-    return inject("nats", _OPTIONS)(command)
+    table = {name: Annotated[str | None, typer.Option(*flags, help=text)] for name, (flags, text) in _OPTIONS.items()}
+    return inject("nats", table)(command)
 
 
 def inject(keyword: str, table: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,32 +9,23 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import ask_if_missing, confirm
+from natty.cli.ask import Force, ask_if_missing, confirm
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_make import add, edit
 from natty.cli.consumer_next import next_messages
 from natty.cli.consumer_show import facts_of, list_rows, report_rows
-from natty.cli.run import run_async
 from natty.cli.setting_flags import moment
-from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS, show_duration
 from natty.errors import ConfigError
-from natty.streams import ConsumerInfo, PauseAnswer, consumer_info, stream_state
+from natty.streams import ConsumerInfo, consumer_info, stream_state
 from natty.streams.listing import Listing, all_consumers, consumer_names
-from natty.streams.nearest import naming_nearest
 
 app = typer.Typer(help="Consumers.", no_args_is_help=True)
 
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
 Consumer = Annotated[str | None, typer.Argument(help="The consumer's name.")]
-Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Consumers."""
 
 
 app.command("next")(next_messages)
@@ -54,10 +45,10 @@ def ls(
     """List the consumers of a stream."""
     stream = stream_of(nats, stream)
     if names:
-        found = run_async(_names(nats, stream))
+        found = connect.call(nats, lambda natty: consumer_names(natty.jetstream, stream), stream=stream)
         print_document(found) if as_json else say(*found)
         return
-    listing = run_async(_list(nats, stream))
+    listing = connect.call(nats, lambda natty: all_consumers(natty.jetstream, stream), stream=stream)
     if as_json:
         print_document(listing.found)
     else:
@@ -70,7 +61,7 @@ def info(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = No
     """Show a consumer's settings and position."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
-    told = run_async(_info(nats, stream, consumer))
+    told = _read(nats, stream, consumer)
     if as_json:
         print_document(told)
     else:
@@ -91,7 +82,7 @@ def report(
 ) -> None:
     """Report on the consumers of a stream: waiting, unacknowledged and redelivered messages."""
     stream = stream_of(nats, stream)
-    listing, stored = run_async(_report(nats, stream))
+    listing, stored = connect.call(nats, lambda natty: _report(natty, stream), stream=stream)
     if as_json:
         print_document({"stream": stream, "messages": stored, "consumers": listing.found, "missing": listing.missing})
         return
@@ -107,10 +98,10 @@ def rm(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None
     """Delete a consumer of any kind; its position is lost."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
-    told = run_async(_info(nats, stream, consumer))
+    told = _read(nats, stream, consumer)
     place = f"{told['num_ack_pending']:,} messages unacknowledged, {told['num_pending']:,} not yet delivered"
     confirm(f"Delete consumer {consumer} of stream {stream}, {place}?", force=force)
-    run_async(_delete(nats, stream, consumer))
+    connect.call(nats, lambda natty: natty.delete_consumer(stream, consumer))
     say(f"deleted {consumer} of stream {stream}")
 
 
@@ -132,7 +123,7 @@ def pause(
     consumer = consumer_of(nats, stream, consumer)
     until = ask_if_missing(until, "UNTIL", "Pause for a duration, or until a time", moment)
     confirm(f"Pause consumer {consumer} of stream {stream} until {_show_time(until)}?", force=force)
-    answer = run_async(_pause(nats, stream, consumer, until))
+    answer = connect.call(nats, lambda natty: natty.pause_consumer(stream, consumer, until))
     left = show_duration(round(answer["pause_remaining"] / NANOSECONDS))
     say(f"paused {consumer} of stream {stream} until {_show_time(until)}, {left} from now")
 
@@ -143,10 +134,10 @@ def resume(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = 
     """Resume a paused consumer."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
-    if not run_async(_info(nats, stream, consumer)).get("paused"):
+    if not _read(nats, stream, consumer).get("paused"):
         raise ConfigError(f"consumer {consumer} of stream {stream} is not paused")
     confirm(f"Resume consumer {consumer} of stream {stream}?", force=force)
-    run_async(_resume(nats, stream, consumer))
+    connect.call(nats, lambda natty: natty.resume_consumer(stream, consumer))
     say(f"resumed {consumer} of stream {stream}")
 
 
@@ -154,37 +145,12 @@ def _show_time(when: datetime) -> str:
     return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-async def _names(settings: dict[str, Any], stream: str) -> list[str]:
-    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
-        return await consumer_names(natty.jetstream, stream)
+def _read(nats: dict[str, Any], stream: str, consumer: str) -> ConsumerInfo:
+    return connect.call(
+        nats, lambda natty: consumer_info(natty.jetstream, stream, consumer), stream=stream, consumer=consumer
+    )
 
 
-async def _list(settings: dict[str, Any], stream: str) -> Listing[ConsumerInfo]:
-    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
-        return await all_consumers(natty.jetstream, stream)
-
-
-async def _info(settings: dict[str, Any], stream: str, consumer: str) -> ConsumerInfo:
-    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
-        return await consumer_info(natty.jetstream, stream, consumer)
-
-
-async def _report(settings: dict[str, Any], stream: str) -> tuple[Listing[ConsumerInfo], int]:
-    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
-        state = await stream_state(natty.jetstream, stream)
-        return await all_consumers(natty.jetstream, stream), state["messages"]
-
-
-async def _delete(settings: dict[str, Any], stream: str, consumer: str) -> None:
-    async with Natty(**settings) as natty:
-        await natty.delete_consumer(stream, consumer)
-
-
-async def _pause(settings: dict[str, Any], stream: str, consumer: str, until: datetime) -> PauseAnswer:
-    async with Natty(**settings) as natty:
-        return await natty.pause_consumer(stream, consumer, until)
-
-
-async def _resume(settings: dict[str, Any], stream: str, consumer: str) -> None:
-    async with Natty(**settings) as natty:
-        await natty.resume_consumer(stream, consumer)
+async def _report(natty: Natty, stream: str) -> tuple[Listing[ConsumerInfo], int]:
+    state = await stream_state(natty.jetstream, stream)
+    return await all_consumers(natty.jetstream, stream), state["messages"]

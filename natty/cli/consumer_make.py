@@ -12,13 +12,12 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import ask, ask_if_missing, confirm, on_terminal, one_of, seconds
+from natty.cli.ask import Force, ask, ask_if_missing, confirm, on_terminal, one_of, seconds
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_show import facts_of
-from natty.cli.run import run_async
 from natty.cli.setting_flags import ACK_POLICIES, REPLAY_POLICIES, consumer_options, settings_of, start
 from natty.cli.stream_code import EXIT_PENDING, SIGNS
-from natty.cli.tables import print_document, print_facts
+from natty.cli.tables import Json, print_document, print_facts
 from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS
 from natty.errors import ConfigError, ConsumerExistsError
@@ -36,11 +35,9 @@ from natty.streams import (
 from natty.streams.consumer import check_consumer, settings_from
 from natty.streams.conversion import ONLY_DURABLE
 from natty.streams.document import load_document
-from natty.streams.nearest import naming_nearest
 
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
 Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.")]
-Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 Ephemeral = Annotated[bool, typer.Option("--ephemeral", hidden=True, help="Not supported: only durable consumers are.")]
 Target = Annotated[str | None, typer.Option("--target", hidden=True, help="Not supported: only pull consumers are.")]
 Config = Annotated[
@@ -78,7 +75,8 @@ def add(
     consumer = check_name("consumer", ask_if_missing(consumer, "CONSUMER", "Consumer", partial(check_name, "consumer")))
     if asked and on_terminal() and not (defaults or config):
         given = given | _interview(given)
-    told = run_async(_add(nats, stream, consumer, {**settings, **settings_of(given)}))
+    settings |= settings_of(given)
+    told = connect.call(nats, lambda natty: _add(natty, stream, consumer, settings), stream=stream, consumer=consumer)
     if as_json:
         print_document(told)
     else:
@@ -98,7 +96,7 @@ def edit(
         bool,
         typer.Option("--dry-run", help="Show what would change, and change nothing. Exits with 3 if anything would."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
+    force: Force = False,
     target: Target = None,
 ) -> None:
     """Change settings of a durable pull consumer. Other settings stay as they are."""
@@ -106,7 +104,7 @@ def edit(
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
     wanted: ConsumerConfig = {**_read(config), **settings_of(given)}
-    plan = run_async(_plan(nats, stream, consumer, wanted))
+    plan = connect.call(nats, lambda natty: _plan(natty, stream, consumer, wanted), stream=stream, consumer=consumer)
     for one in plan.changes:
         say(f"{SIGNS[one.risk]} {one}")
     if plan.settled:
@@ -115,7 +113,7 @@ def edit(
         raise typer.Exit(EXIT_PENDING)
     else:
         confirm(f"Change consumer {consumer} of stream {stream}?", force=force)
-        run_async(_edit(nats, stream, consumer, wanted))
+        connect.call(nats, lambda natty: natty.ensure_consumer(stream, consumer, allow_destructive=True, **wanted))
         say(f"changed consumer {consumer} of stream {stream}")
 
 
@@ -160,25 +158,23 @@ def _interview(given: dict[str, Any]) -> dict[str, Any]:
     return answers
 
 
-async def _add(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> ConsumerInfo:
-    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
-        check_consumer(wanted, (await stream_info(natty.jetstream, stream))["config"])
-        await natty.create_consumer(stream, consumer, **wanted)
-        return await consumer_info(natty.jetstream, stream, consumer)
+async def _add(natty: Natty, stream: str, consumer: str, wanted: ConsumerConfig) -> ConsumerInfo:
+    check_consumer(wanted, (await stream_info(natty.jetstream, stream))["config"])
+    await natty.create_consumer(stream, consumer, **wanted)
+    return await consumer_info(natty.jetstream, stream, consumer)
 
 
-async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> Plan:
+async def _plan(natty: Natty, stream: str, consumer: str, wanted: ConsumerConfig) -> Plan:
     """Return what would change. Raises ConfigError for a contradiction, ConsumerExistsError for a fixed setting."""
-    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
-        of_stream = (await stream_info(natty.jetstream, stream))["config"]
-        config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
-        if config.get("deliver_subject") or not config.get("durable_name"):
-            raise ConfigError(f"consumer {consumer} of stream {stream} has another kind: {ONLY_DURABLE}")
-        check_consumer({**_current_settings(config), **wanted}, of_stream)
-        plan = await plan_consumer(natty.jetstream, stream, consumer, wanted)
-        if fixed := plan.beyond({Risk.SAFE, Risk.DESTRUCTIVE}):
-            raise ConsumerExistsError(f"nothing was changed. {plan.name}: {'; '.join(map(str, fixed))}")
-        return plan
+    of_stream = (await stream_info(natty.jetstream, stream))["config"]
+    config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
+    if config.get("deliver_subject") or not config.get("durable_name"):
+        raise ConfigError(f"consumer {consumer} of stream {stream} has another kind: {ONLY_DURABLE}")
+    check_consumer({**_current_settings(config), **wanted}, of_stream)
+    plan = await plan_consumer(natty.jetstream, stream, consumer, wanted)
+    if fixed := plan.beyond({Risk.SAFE, Risk.DESTRUCTIVE}):
+        raise ConsumerExistsError(f"nothing was changed. {plan.name}: {'; '.join(map(str, fixed))}")
+    return plan
 
 
 def _current_settings(config: ServerConsumerConfig) -> ConsumerConfig:
@@ -187,8 +183,3 @@ def _current_settings(config: ServerConsumerConfig) -> ConsumerConfig:
         return {"ack_policy": "none"}
     waits: list[float | str] = [one / NANOSECONDS for one in config.get("backoff") or []]
     return {"max_deliver": config.get("max_deliver") or -1, "backoff": waits}
-
-
-async def _edit(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> None:
-    async with Natty(**settings) as natty:
-        await natty.ensure_consumer(stream, consumer, allow_destructive=True, **wanted)

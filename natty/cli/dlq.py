@@ -11,8 +11,8 @@ from rich.text import Text
 
 from natty import Letter, LetterFilter, Natty, NattyError
 from natty.cli import connect
-from natty.cli.run import run_async
-from natty.cli.tables import PlainConsole, print_document, print_table
+from natty.cli.ask import Force
+from natty.cli.tables import Json, PlainConsole, cells, print_document, print_table
 from natty.cli.terminal import printable, say
 from natty.consuming.dead_letters import LETTERS, Retried
 
@@ -29,7 +29,6 @@ Consumer = Annotated[str, typer.Option(help="Only letters of this consumer.")]
 Reason = Annotated[str, typer.Option(help="Only letters whose reason contains this text, in any case.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of letters, the oldest first.")]
 Letters = Annotated[str, typer.Option("--letters", help="The stream that holds the letters.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the selected letters; change nothing.")]
 
 
@@ -44,11 +43,11 @@ def ls(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = LISTED,
     oldest: Annotated[bool, typer.Option("--oldest", help="List the oldest first.")] = False,
     letters: Letters = LETTERS,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """List dead letters, the newest first."""
     wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
-    found = run_async(_list(nats, letters, wanted, limit + 1, newest_first=not oldest))
+    found = _list(nats, letters, wanted, limit + 1, newest_first=not oldest)
     _print_list(found[:limit], as_json=as_json)
     if len(found) > limit:
         print(f"natty: there are more than {limit} letters: raise --limit", file=sys.stderr)
@@ -61,10 +60,10 @@ def show(
     nats: dict[str, Any],
     sequence: Annotated[int, typer.Argument(help="The letter's number, as `ls` shows it.")],
     letters: Letters = LETTERS,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show one dead letter: its origin, its reason, its headers and its payload."""
-    letter = run_async(_show(nats, letters, sequence))
+    letter = connect.call(nats, lambda natty: natty.dead_letters(letters).show(sequence))
     if as_json:
         details = {"traceback": letter.traceback, "headers": letter.headers}
         print_document(facts_of(letter) | details | payload_of(letter.data))
@@ -84,7 +83,7 @@ def retry(
     rate: Annotated[float | None, typer.Option(min=0.001, help="Maximum number of messages per second.")] = None,
     dry_run: DryRun = False,
     letters: Letters = LETTERS,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Publish the original messages again, on their own subjects, and remove their letters.
 
@@ -93,9 +92,9 @@ def retry(
     """
     wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
     if dry_run:
-        _print_list(run_async(_list(nats, letters, wanted, limit)), as_json=as_json)
+        _print_list(_list(nats, letters, wanted, limit), as_json=as_json)
         return
-    result = run_async(_retry(nats, letters, wanted, rate, limit))
+    result = connect.call(nats, lambda natty: natty.dead_letters(letters).retry(wanted, rate=rate, limit=limit))
     if as_json:
         print_document({"published": result.published, "refused": result.refused})
     else:
@@ -113,10 +112,10 @@ def purge(
     consumer: Consumer = "",
     reason: Reason = "",
     limit: Limit = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
+    force: Force = False,
     dry_run: DryRun = False,
     letters: Letters = LETTERS,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Remove dead letters permanently: those that exist when the command starts, not later ones."""
     wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
@@ -126,44 +125,27 @@ def purge(
             "letters are removed permanently, and there is no terminal to ask on: give --force, or try --dry-run"
         )
     if not force:
-        meant = run_async(_list(nats, letters, wanted, limit))
+        meant = _list(nats, letters, wanted, limit)
         if dry_run:
             _print_list(meant, as_json=as_json)
             return
         typer.confirm(f"Remove {_count(len(meant))} permanently?", abort=True, err=True)
         up_to = meant[-1]["letter"] if meant else 0
-    purged = run_async(_purge(nats, letters, wanted, limit, up_to))
+    purged = connect.call(nats, lambda natty: natty.dead_letters(letters).purge(wanted, limit=limit, up_to=up_to))
     if as_json:
         print_document({"purged": purged})
     else:
         say(f"removed: {_count(purged)}")
 
 
-async def _list(
-    settings: dict[str, Any], letters: str, wanted: LetterFilter, limit: int | None, *, newest_first: bool = False
+def _list(
+    nats: dict[str, Any], letters: str, wanted: LetterFilter, limit: int | None, *, newest_first: bool = False
 ) -> list[dict[str, Any]]:
-    async with Natty(**settings) as natty:
+    async def read(natty: Natty) -> list[dict[str, Any]]:
         found = natty.dead_letters(letters).ls(wanted, newest_first=newest_first, limit=limit)
         return [facts_of(letter) async for letter in found]
 
-
-async def _show(settings: dict[str, Any], letters: str, sequence: int) -> Letter:
-    async with Natty(**settings) as natty:
-        return await natty.dead_letters(letters).show(sequence)
-
-
-async def _retry(
-    settings: dict[str, Any], letters: str, wanted: LetterFilter, rate: float | None, limit: int | None
-) -> Retried:
-    async with Natty(**settings) as natty:
-        return await natty.dead_letters(letters).retry(wanted, rate=rate, limit=limit)
-
-
-async def _purge(
-    settings: dict[str, Any], letters: str, wanted: LetterFilter, limit: int | None, up_to: int | None
-) -> int:
-    async with Natty(**settings) as natty:
-        return await natty.dead_letters(letters).purge(wanted, limit=limit, up_to=up_to)
+    return connect.call(nats, read)
 
 
 def facts_of(letter: Letter) -> dict[str, Any]:
@@ -216,19 +198,15 @@ def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
     print_table([f">{name}" if name in NUMBERS else name for name in COLUMNS], rows)
 
 
-def _cell(value: Any) -> Text:
-    return Text(printable(str(value)))
-
-
 def _print_letter(letter: Letter) -> None:
     console = PlainConsole()
     console.soft_wrap = True  # a payload is printed unchanged
     facts = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts_of(letter).items():
         if value not in ("", None):
-            facts.add_row(f"{name.replace('_', ' ')}:", _cell(value))
+            facts.add_row(*cells(f"{name.replace('_', ' ')}:", value))
     for name, values in letter.headers.items():
-        facts.add_row("header:", _cell(f"{name}: {', '.join(values)}"))
+        facts.add_row(*cells("header:", f"{name}: {', '.join(values)}"))
     console.print(facts)
     for line in letter.traceback:
         console.print(Text("  " + printable(line)))

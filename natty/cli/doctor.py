@@ -7,7 +7,7 @@ import ssl
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from natty import Natty
 from natty.cli import checks, connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
-from natty.cli.tables import print_document
+from natty.cli.tables import Json, print_document
 from natty.cli.terminal import printable
 from natty.config import tls
 from natty.config.units import parse_time
@@ -30,11 +30,7 @@ _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
 @connect.options
-def doctor(
-    *,
-    nats: dict[str, Any],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def doctor(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """Summarise the server, and report current and upcoming problems. Exits with 1 if a check fails."""
     report(*run_async(_examine(nats)), as_json=as_json)
 

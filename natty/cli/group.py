@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from natty import Natty
 from natty.cli import connect
 from natty.cli.group_elastic import add_elastic
 from natty.cli.group_members import add_commands
-from natty.cli.group_shared import Group, Json, Partitions, Stream, add_shared, mappings_of, show_record
-from natty.cli.run import run_async
-from natty.groups import StaticRecord
+from natty.cli.group_shared import Group, Partitions, Stream, add_shared, mappings_of, show_record
+from natty.cli.tables import Json
 from natty.groups.static import StaticAdmin
 
 Filters = Annotated[
@@ -47,7 +45,10 @@ def balanced(
     as_json: Json = False,
 ) -> None:
     """Make a group whose partitions are balanced over its members."""
-    record = run_async(_create(nats, stream, group, partitions, filters or [], members=members))
+    record = connect.call(
+        nats,
+        lambda natty: StaticAdmin(natty.jetstream, stream, group).create(partitions, filters or [], members=members),
+    )
     show_record("static", stream, group, record, as_json)
 
 
@@ -64,12 +65,9 @@ def mapped(
     as_json: Json = False,
 ) -> None:
     """Make a group whose members have the given partitions."""
-    record = run_async(_create(nats, stream, group, partitions, filters or [], mappings=mappings_of(mappings)))
+    wanted = mappings_of(mappings)
+    record = connect.call(
+        nats,
+        lambda natty: StaticAdmin(natty.jetstream, stream, group).create(partitions, filters or [], mappings=wanted),
+    )
     show_record("static", stream, group, record, as_json)
-
-
-async def _create(
-    settings: dict[str, Any], stream: str, group: str, partitions: int, filters: list[str], **members: Any
-) -> StaticRecord:
-    async with Natty(**settings) as natty:
-        return await StaticAdmin(natty.jetstream, stream, group).create(partitions, filters, **members)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from natty import Natty
 from natty.cli import connect
 from natty.cli.group_shared import (
     Group,
-    Json,
     Partitions,
     Stream,
     add_command,
@@ -19,12 +17,11 @@ from natty.cli.group_shared import (
     partitioning_filter,
     show_record,
 )
-from natty.cli.run import run_async
-from natty.cli.tables import print_document
+from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
-from natty.groups import ElasticRecord, PartitioningFilter
 from natty.groups.elastic import Change, ElasticAdmin
 
+T = TypeVar("T")
 Members = Annotated[list[str], typer.Argument(help="Names of members.")]
 Limit = typer.Option(min=-1, help="Limit of the work queue; when full, it waits for acknowledgements. 0: no limit.")
 
@@ -56,21 +53,21 @@ def add_elastic(app: typer.Typer) -> None:
         """Make a group without members; add them later. Repeating the command changes nothing."""
         keyed = [partitioning_filter(one) for one in filters] if filters else None
         limits = {"max_messages": max_buffered_msgs, "max_bytes": max_buffered_bytes}
-        record = run_async(_create(nats, stream, group, partitions, keyed, limits))
+        record = _change(nats, stream, group, lambda admin: admin.create(partitions, keyed, **limits))
         show_record("elastic", stream, group, record, as_json)
 
     @app.command()
     @connect.options
     def add(*, nats: dict[str, Any], stream: Stream, group: Group, members: Members, as_json: Json = False) -> None:
         """Add members; the partitions are balanced again."""
-        change = run_async(_change(nats, stream, group, lambda admin: admin.add(*members)))
+        change = _change(nats, stream, group, lambda admin: admin.add(*members))
         _show(change, members, "added", "a member already", as_json)
 
     @app.command()
     @connect.options
     def drop(*, nats: dict[str, Any], stream: Stream, group: Group, members: Members, as_json: Json = False) -> None:
         """Drop members; the partitions are balanced again over the others."""
-        change = run_async(_change(nats, stream, group, lambda admin: admin.drop(*members)))
+        change = _change(nats, stream, group, lambda admin: admin.drop(*members))
         _show(change, members, "dropped", "not a member", as_json)
 
     @add_command(app, "create-mapping", "createmapping", "cm")
@@ -85,37 +82,22 @@ def add_elastic(app: typer.Typer) -> None:
     ) -> None:
         """Assign each partition to one member; this replaces the current members or mappings."""
         wanted = mappings_of(mappings)
-        change = run_async(_change(nats, stream, group, lambda admin: admin.set_mappings(wanted)))
+        change = _change(nats, stream, group, lambda admin: admin.set_mappings(wanted))
         _show_mappings(change, as_json)
 
     @add_command(app, "delete-mapping", "deletemapping", "dm")
     @connect.options
     def delete_mapping(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
         """Delete the mappings; the group is then idle until members are added."""
-        change = run_async(_change(nats, stream, group, lambda admin: admin.delete_mappings()))
+        change = _change(nats, stream, group, lambda admin: admin.delete_mappings())
         if as_json:
             _show_mappings(change, as_json)
         else:
             print("mappings deleted" if change.before.mappings else "there were no mappings")
 
 
-async def _create(
-    settings: dict[str, Any],
-    stream: str,
-    group: str,
-    partitions: int,
-    filters: list[PartitioningFilter] | None,
-    limits: dict[str, int],
-) -> ElasticRecord:
-    async with Natty(**settings) as natty:
-        return await ElasticAdmin(natty.jetstream, stream, group).create(partitions, filters, **limits)
-
-
-async def _change(
-    settings: dict[str, Any], stream: str, group: str, change: Callable[[ElasticAdmin], Awaitable[Change]]
-) -> Change:
-    async with Natty(**settings) as natty:
-        return await change(ElasticAdmin(natty.jetstream, stream, group))
+def _change(nats: dict[str, Any], stream: str, group: str, change: Callable[[ElasticAdmin], Awaitable[T]]) -> T:
+    return connect.call(nats, lambda natty: change(ElasticAdmin(natty.jetstream, stream, group)))
 
 
 def _show(change: Change, named: list[str], verb: str, otherwise: str, as_json: bool) -> None:

@@ -15,9 +15,8 @@ from rich.live import Live
 from natty import Message, Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
-from natty.cli.group_shared import Group, Json, Member, Stream, add_command, admin_of
-from natty.cli.run import run_async
-from natty.cli.tables import PlainConsole, Rows, print_document, print_table
+from natty.cli.group_shared import Group, Member, Stream, add_command, admin_of
+from natty.cli.tables import Json, PlainConsole, Rows, print_document, print_table
 from natty.consuming.shutdown import stop_on_signals
 from natty.errors import NattyError
 from natty.groups.admin import Kind, MemberState
@@ -59,7 +58,7 @@ def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
     ) -> None:
         """Read as a member until interrupted or the group is deleted; print one JSON line per message."""
         options = {"ack_wait": seconds(ack_wait), "max_ack_pending": max_ack_pending}
-        run_async(_consume(nats, kind, stream, group, member, seconds(sleep), options))
+        connect.call(nats, lambda natty: _consume(natty, kind, stream, group, member, seconds(sleep), options))
 
     @app.command()
     @connect.options
@@ -71,7 +70,7 @@ def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
     @connect.options
     def lag_(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
         """Show the number of waiting messages of each partition, and its member."""
-        rows, _ = run_async(_look_once(nats, kind, stream, group))
+        rows, _ = connect.call(nats, lambda natty: _look(natty, kind, stream, group))
         if as_json:
             print_document(rows)
         else:
@@ -90,7 +89,7 @@ def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
         as_json: Json = False,
     ) -> None:
         """Show members, their partitions, pinned instances and waiting messages, until interrupted."""
-        run_async(_watch(nats, kind, stream, group, seconds(every), count, as_json=as_json))
+        connect.call(nats, lambda natty: _watch(natty, kind, stream, group, seconds(every), count, as_json=as_json))
 
     if kind == "elastic":
         _add_auto(app)
@@ -112,11 +111,11 @@ def _add_auto(app: typer.Typer) -> None:
     ) -> None:
         """Read as an unnamed member that joins and leaves automatically; print one JSON line per message."""
         options = {"ack_wait": seconds(ack_wait), "ttl": seconds(ttl)}
-        run_async(_consume(nats, "elastic", stream, group, None, seconds(sleep), options))
+        connect.call(nats, lambda natty: _consume(natty, "elastic", stream, group, None, seconds(sleep), options))
 
 
 async def _consume(
-    settings: dict[str, Any],
+    natty: Natty,
     kind: Kind,
     stream: str,
     name: str,
@@ -124,22 +123,20 @@ async def _consume(
     sleep: float,
     options: dict[str, Any],
 ) -> None:
-    async with Natty(**settings) as natty:
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(sleep)
+        line = {"member": membership.member, "subject": message.subject, "sequence": message.sequence}
+        print(json.dumps(line | {"deliveries": message.deliveries}), flush=True)
 
-        async def handle(message: Message) -> None:
-            await asyncio.sleep(sleep)
-            line = {"member": membership.member, "subject": message.subject, "sequence": message.sequence}
-            print(json.dumps(line | {"deliveries": message.deliveries}), flush=True)
-
-        membership: Membership
-        if kind == "elastic":
-            membership = natty.group(stream, name).join(member, handle, **options)
-        else:
-            membership = natty.static_group(stream, name).join(member or "", handle, **options)
-        async with membership:
-            print(f"reading as {membership.member}", file=sys.stderr, flush=True)
-            with stop_on_signals(membership.leave):
-                await membership.ended()
+    membership: Membership
+    if kind == "elastic":
+        membership = natty.group(stream, name).join(member, handle, **options)
+    else:
+        membership = natty.static_group(stream, name).join(member or "", handle, **options)
+    async with membership:
+        print(f"reading as {membership.member}", file=sys.stderr, flush=True)
+        with stop_on_signals(membership.leave):
+            await membership.ended()
 
 
 async def _look(natty: Natty, kind: Kind, stream: str, group: str) -> tuple[list[dict[str, Any]], list[MemberState]]:
@@ -151,30 +148,22 @@ async def _look(natty: Natty, kind: Kind, stream: str, group: str) -> tuple[list
     return rows, members
 
 
-async def _look_once(
-    settings: dict[str, Any], kind: Kind, stream: str, group: str
-) -> tuple[list[dict[str, Any]], list[MemberState]]:
-    async with Natty(**settings) as natty:
-        return await _look(natty, kind, stream, group)
-
-
 async def _watch(
-    settings: dict[str, Any], kind: Kind, stream: str, group: str, every: float, count: int | None, *, as_json: bool
+    natty: Natty, kind: Kind, stream: str, group: str, every: float, count: int | None, *, as_json: bool
 ) -> None:
     looks = 0
-    async with Natty(**settings) as natty:
-        with Live(console=PlainConsole(), auto_refresh=False) as live:
-            while True:
-                rows, members = await _look(natty, kind, stream, group)
-                state = [_state(one, rows) for one in members]
-                if as_json:
-                    live.console.print(json.dumps({"members": state, "partitions": rows}), soft_wrap=True, markup=False)
-                else:
-                    live.update(_table_of_members(state), refresh=True)
-                looks += 1
-                if looks == count:
-                    return
-                await asyncio.sleep(every)
+    with Live(console=PlainConsole(), auto_refresh=False) as live:
+        while True:
+            rows, members = await _look(natty, kind, stream, group)
+            state = [_state(one, rows) for one in members]
+            if as_json:
+                live.console.print(json.dumps({"members": state, "partitions": rows}), soft_wrap=True, markup=False)
+            else:
+                live.update(_table_of_members(state), refresh=True)
+            looks += 1
+            if looks == count:
+                return
+            await asyncio.sleep(every)
 
 
 def _state(member: MemberState, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -202,7 +191,6 @@ _COUNTS = ("instances", "unacked", "lag")
 
 def _prompt(apps: Mapping[Kind, typer.Typer], kind: Kind, nats: dict[str, Any], sleep: str) -> None:
     """Run lines as commands of this kind of group. After an error, print it and continue."""
-    flags = [word for name, value in nats.items() for word in (_FLAGS[name], str(value))]
     while True:
         print(f"[{kind}]> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
@@ -220,18 +208,7 @@ def _prompt(apps: Mapping[Kind, typer.Typer], kind: Kind, nats: dict[str, Any], 
                 sleep = duration
             case [command, *_]:
                 more = ["--sleep", sleep] if command in ("consume", "join", "auto") else []
-                _run(apps[kind], [*words, *more, *flags])
-
-
-_FLAGS = {
-    "servers": "--server",
-    "context": "--context",
-    "creds": "--creds",
-    "user": "--user",
-    "tls_ca": "--tlsca",
-    "tls_cert": "--tlscert",
-    "tls_key": "--tlskey",
-}
+                _run(apps[kind], [*words, *more, *connect.flags_of(nats)])
 
 
 def _run(app: typer.Typer, words: list[str]) -> None:

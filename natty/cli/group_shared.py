@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.table import Table
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import confirm
-from natty.cli.run import run_async
-from natty.cli.tables import PlainConsole, cells, print_document, print_table
+from natty.cli.ask import Force, confirm
+from natty.cli.tables import Json, print_document, print_pairs, print_table
 from natty.cli.terminal import say
 from natty.errors import BadGroupError, GroupNotFoundError
 from natty.groups import ElasticRecord, PartitioningFilter, Record
@@ -21,6 +19,7 @@ from natty.groups.admin import GroupAdmin, Kind, MemberState, list_groups
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.static import StaticAdmin
 
+T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 Admin = GroupAdmin[Any]
 ADMINS: dict[Kind, type[Admin]] = {"static": StaticAdmin, "elastic": ElasticAdmin}
@@ -31,8 +30,6 @@ Partitions = Annotated[
     int, typer.Argument(min=1, metavar="PARTITIONS", help="Number of partitions: at most as many members have work.")
 ]
 Member = Annotated[str, typer.Argument(help="The member's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 
 def add_command(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
@@ -54,7 +51,7 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
     @connect.options
     def ls(*, nats: dict[str, Any], stream: Stream, as_json: Json = False) -> None:
         """List a stream's groups."""
-        names = run_async(_list(nats, kind, stream))
+        names = connect.call(nats, lambda natty: list_groups(natty.jetstream, kind, stream))
         if as_json:
             print_document(names)
         else:
@@ -64,14 +61,14 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
     @connect.options
     def info(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
         """Show a group: its settings, its members, their partitions, and which members are active."""
-        record, members, buffered = run_async(_info(nats, kind, stream, group))
+        record, members, buffered = administer(nats, kind, stream, group, _info)
         facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
         if isinstance(record, ElasticRecord):
             facts |= {"buffered": buffered}
         if as_json:
             print_document(facts | {"members": [fields_of(one) for one in members]})
             return
-        _show_facts(facts)
+        print_pairs(_readable(facts))
         if members:
             _show_members(members)
 
@@ -79,8 +76,8 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
     @connect.options
     def rm(*, nats: dict[str, Any], stream: Stream, group: Group, force: Force = False) -> None:
         """Delete a group; its members end. The stream keeps its messages."""
-        confirm(f"Delete {run_async(_describe_deletion(nats, kind, stream, group))}?", force=force)
-        left = run_async(_delete(nats, kind, stream, group))
+        confirm(f"Delete {administer(nats, kind, stream, group, _describe_deletion)}?", force=force)
+        left = administer(nats, kind, stream, group, lambda admin: admin.delete())
         say(f"deleted {group} of {stream}")
         for one in left:
             say(f"{one} does not belong to the group: not deleted")
@@ -91,7 +88,7 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         *, nats: dict[str, Any], stream: Stream, group: Group, member: Member, as_json: Json = False
     ) -> None:
         """Show whether a name is a member, and whether an instance reads as it."""
-        state = run_async(_member(nats, kind, stream, group, member))
+        state = administer(nats, kind, stream, group, lambda admin: admin.member(member))
         if as_json:
             print_document(fields_of(state))
             return
@@ -102,13 +99,18 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
     @connect.options
     def step_down(*, nats: dict[str, Any], stream: Stream, group: Group, member: Member) -> None:
         """Make another instance of a member take over; a single instance stays."""
-        run_async(_step_down(nats, kind, stream, group, member))
+        administer(nats, kind, stream, group, lambda admin: admin.step_down(member))
         say(f"asked the pinned instance of {member} to step down")
 
 
 def admin_of(natty: Natty, kind: Kind, stream: str, group: str) -> Admin:
     """Return the administration of a group. Raises BadGroupError for invalid names."""
     return ADMINS[kind](natty.jetstream, stream, group)
+
+
+def administer(nats: dict[str, Any], kind: Kind, stream: str, group: str, use: Callable[[Admin], Awaitable[T]]) -> T:
+    """Connect, await what `use` returns for the administration of a group, and return the result. BadGroupError."""
+    return connect.call(nats, lambda natty: use(admin_of(natty, kind, stream, group)))
 
 
 def facts_of(record: Record) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def show_record(kind: Kind, stream: str, group: str, record: Record, as_json: bo
     if as_json:
         print_document(facts | {"members": list(record.member_names)})
     else:
-        _show_facts(facts | {"members": ", ".join(record.member_names) or "none yet"})
+        print_pairs(_readable(facts | {"members": ", ".join(record.member_names) or "none yet"}))
 
 
 def partitioning_filter(text: str) -> PartitioningFilter:
@@ -180,11 +182,8 @@ def _activity(state: MemberState) -> str:
     )
 
 
-def _show_facts(facts: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(*cells(f"{name.replace('_', ' ')}:", _fact(name, value)))
-    PlainConsole().print(table)
+def _readable(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name.replace("_", " "), _fact(name, value)) for name, value in facts.items()]
 
 
 def _fact(name: str, value: Any) -> str:
@@ -211,47 +210,21 @@ def _show_members(members: list[MemberState]) -> None:
     print_table(("member", "partitions", "active", "pinned", ">waiting", ">unacked", ">pending"), rows)
 
 
-async def _list(settings: dict[str, Any], kind: Kind, stream: str) -> list[str]:
-    async with Natty(**settings) as natty:
-        return await list_groups(natty.jetstream, kind, stream)
+async def _info(admin: Admin) -> tuple[Record, list[MemberState], int | None]:
+    record = await admin.read()
+    buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
+    return record, await admin.members(), buffered
 
 
-async def _info(
-    settings: dict[str, Any], kind: Kind, stream: str, group: str
-) -> tuple[Record, list[MemberState], int | None]:
-    async with Natty(**settings) as natty:
-        admin = admin_of(natty, kind, stream, group)
-        record = await admin.read()
-        buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
-        return record, await admin.members(), buffered
-
-
-async def _describe_deletion(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> str:
+async def _describe_deletion(admin: Admin) -> str:
     """Return a description of what would be deleted. Raises GroupNotFoundError if there is nothing."""
-    async with Natty(**settings) as natty:
-        admin = admin_of(natty, kind, stream, group)
-        buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
-        try:
-            listed = f" with {len((await admin.read()).member_names)} members"
-        except BadGroupError:
-            listed = ", whose record can't be read,"
-        except GroupNotFoundError:
-            if buffered is None:
-                raise
-            listed = ", of which only the work queue is left,"
-        return f"{admin}{listed}" + (f" and {buffered} unacknowledged messages" if buffered else "")
-
-
-async def _delete(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> list[str]:
-    async with Natty(**settings) as natty:
-        return await admin_of(natty, kind, stream, group).delete()
-
-
-async def _member(settings: dict[str, Any], kind: Kind, stream: str, group: str, member: str) -> MemberState:
-    async with Natty(**settings) as natty:
-        return await admin_of(natty, kind, stream, group).member(member)
-
-
-async def _step_down(settings: dict[str, Any], kind: Kind, stream: str, group: str, member: str) -> None:
-    async with Natty(**settings) as natty:
-        await admin_of(natty, kind, stream, group).step_down(member)
+    buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
+    try:
+        listed = f" with {len((await admin.read()).member_names)} members"
+    except BadGroupError:
+        listed = ", whose record can't be read,"
+    except GroupNotFoundError:
+        if buffered is None:
+            raise
+        listed = ", of which only the work queue is left,"
+    return f"{admin}{listed}" + (f" and {buffered} unacknowledged messages" if buffered else "")

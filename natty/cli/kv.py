@@ -11,14 +11,12 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from natty import Bucket, Natty
 from natty.cli import connect
-from natty.cli.ask import confirm, seconds
-from natty.cli.run import run_async
+from natty.cli.ask import Force, confirm, seconds
 from natty.cli.setting_flags import document_of
-from natty.cli.tables import PlainConsole, cells, print_table
+from natty.cli.tables import Json, print_pairs, print_table
 from natty.cli.terminal import json_text, say, write
 from natty.errors import KeyNotFoundError
 from natty.kv import BucketStatus, Entry, Gone, PictureComplete, list_buckets
@@ -39,8 +37,6 @@ Key = Annotated[str, typer.Argument(help="The key.")]
 Value = Annotated[str | None, typer.Argument(help="The value. Default: standard input, unchanged.")]
 Revision = Annotated[int | None, typer.Option(min=1, help="Revision that the key must have.")]
 Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="Time to live of the key.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 _OWN = texts(BucketConfig)
 
 
@@ -86,7 +82,7 @@ def add(
     tables = {"cluster": cluster, "tag": tag, "metadata": metadata, "republish_headers": republish_headers or None}
     tables |= {"republish_source": republish_source, "republish_destination": republish_destination}
     settings |= document_of(tables)
-    _show_status(run_async(_add(nats, bucket, settings)), as_json)
+    _show_status(connect.call(nats, lambda natty: _add(natty, bucket, settings)), as_json)
 
 
 @app.command()
@@ -98,7 +94,8 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the buckets, or the keys of one."""
-    _show_lines(run_async(_keys(nats, bucket, []) if bucket else _buckets(nats)), as_json)
+    found = connect.call(nats, lambda natty: natty.bucket(bucket).keys() if bucket else list_buckets(natty.jetstream))
+    _show_lines(found, as_json)
 
 
 @app.command()
@@ -113,7 +110,7 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List the keys that exist."""
-    _show_lines(run_async(_keys(nats, bucket, filters or [])), as_json)
+    _show_lines(connect.call(nats, lambda natty: natty.bucket(bucket).keys(*(filters or []))), as_json)
 
 
 @app.command()
@@ -128,7 +125,7 @@ def get(
     as_json: Json = False,
 ) -> None:
     """Print a key's value. Exits with 1 if there is none."""
-    entry = run_async(_get(nats, bucket, key, revision))
+    entry = connect.call(nats, lambda natty: natty.bucket(bucket).get(key, revision=revision))
     if raw:
         write(entry.value)
     elif as_json:
@@ -144,7 +141,8 @@ def put(
     *, nats: dict[str, Any], bucket: BucketName, key: Key, value: Value = None, ttl: Ttl = None, as_json: Json = False
 ) -> None:
     """Store a value; print its revision."""
-    _show_revision(run_async(_write(nats, bucket, "put", key, _value(value), ttl=ttl)), as_json)
+    content = _value(value)
+    _show_revision(connect.call(nats, lambda natty: natty.bucket(bucket).put(key, content, ttl=ttl)), as_json)
 
 
 @app.command()
@@ -153,7 +151,8 @@ def create(
     *, nats: dict[str, Any], bucket: BucketName, key: Key, value: Value = None, ttl: Ttl = None, as_json: Json = False
 ) -> None:
     """Store the value of a new key. Exits with 1 if the key exists."""
-    _show_revision(run_async(_write(nats, bucket, "create", key, _value(value), ttl=ttl)), as_json)
+    content = _value(value)
+    _show_revision(connect.call(nats, lambda natty: natty.bucket(bucket).create(key, content, ttl=ttl)), as_json)
 
 
 @app.command()
@@ -169,7 +168,9 @@ def update(
     as_json: Json = False,
 ) -> None:
     """Store a value if the key is still at a revision. Exits with 1 if it is not."""
-    _show_revision(run_async(_write(nats, bucket, "update", key, _value(value), revision=revision, ttl=ttl)), as_json)
+    content = _value(value)
+    made = connect.call(nats, lambda natty: natty.bucket(bucket).update(key, content, revision=revision, ttl=ttl))
+    _show_revision(made, as_json)
 
 
 @app.command()
@@ -183,7 +184,7 @@ def revert(
     as_json: Json = False,
 ) -> None:
     """Restore the value of a key at an earlier revision. Fails if the key changes meanwhile."""
-    _show_revision(run_async(_revert(nats, bucket, key, revision)), as_json)
+    _show_revision(connect.call(nats, lambda natty: _revert(natty.bucket(bucket), key, revision)), as_json)
 
 
 @app.command("del")
@@ -200,10 +201,13 @@ def delete(
     """Delete a key but keep its history, or delete a bucket with all its keys."""
     if revision is not None and not key:
         raise typer.BadParameter("a bucket has no revision: give the key", param_hint="--revision")
-    status = run_async(_status(nats, bucket))
+    status = connect.call(nats, lambda natty: natty.bucket(bucket).status())
     whole = f"bucket {bucket} with {status['values']} values"
     confirm(f"Delete {f'key {key} of bucket {bucket}' if key else whole}?", force=force)
-    run_async(_delete(nats, bucket, key, revision))
+    if key:
+        connect.call(nats, lambda natty: natty.bucket(bucket).delete(key, revision=revision))
+    else:
+        connect.call(nats, lambda natty: natty.delete_bucket(bucket))
     say(f"deleted {key} of {bucket}" if key else f"deleted {bucket}")
 
 
@@ -213,9 +217,9 @@ def purge(
     *, nats: dict[str, Any], bucket: BucketName, key: Key, revision: Revision = None, force: Force = False
 ) -> None:
     """Delete a key with its history."""
-    run_async(_status(nats, bucket))
+    connect.call(nats, lambda natty: natty.bucket(bucket).status())
     confirm(f"Delete key {key} of bucket {bucket} with its history?", force=force)
-    run_async(_purge(nats, bucket, key, revision))
+    connect.call(nats, lambda natty: natty.bucket(bucket).purge(key, revision=revision))
     say(f"purged {key} of {bucket}")
 
 
@@ -223,7 +227,7 @@ def purge(
 @connect.options
 def history(*, nats: dict[str, Any], bucket: BucketName, key: Key, as_json: Json = False) -> None:
     """List the stored values of a key, oldest first."""
-    story = run_async(_history(nats, bucket, key))
+    story = connect.call(nats, lambda natty: natty.bucket(bucket).history(key))
     if as_json:
         _show_lines([_fields(bucket, event) for event in story], as_json)
         return
@@ -253,95 +257,43 @@ def watch(
     if with_history and updates_only:
         raise typer.BadParameter("--history and --updates-only contradict each other", param_hint="--history")
     options = {"history": with_history, "updates_only": updates_only, "ignore_deletes": ignore_deletes}
-    run_async(_watch(nats, bucket, filters or [], options, count, as_json=as_json))
+    connect.call(nats, lambda natty: _watch(natty.bucket(bucket), filters or [], options, count, as_json=as_json))
 
 
 @app.command()
 @connect.options
 def status(*, nats: dict[str, Any], bucket: BucketName, as_json: Json = False) -> None:
     """Show a bucket's settings and contents."""
-    _show_status(run_async(_status(nats, bucket)), as_json)
+    _show_status(connect.call(nats, lambda natty: natty.bucket(bucket).status()), as_json)
 
 
-async def _add(settings: dict[str, Any], name: str, options: dict[str, Any]) -> BucketStatus:
-    async with Natty(**settings) as natty:
-        return await (await natty.create_bucket(name, **options)).status()
+async def _add(natty: Natty, name: str, settings: dict[str, Any]) -> BucketStatus:
+    return await (await natty.create_bucket(name, **settings)).status()
 
 
-async def _buckets(settings: dict[str, Any]) -> list[str]:
-    async with Natty(**settings) as natty:
-        return await list_buckets(natty.jetstream)
-
-
-async def _keys(settings: dict[str, Any], name: str, filters: list[str]) -> list[str]:
-    async with Natty(**settings) as natty:
-        return await natty.keys(name, *filters)
-
-
-async def _get(settings: dict[str, Any], name: str, key: str, revision: int | None) -> Entry:
-    async with Natty(**settings) as natty:
-        return await natty.get(name, key, revision=revision)
-
-
-async def _write(settings: dict[str, Any], name: str, verb: str, key: str, value: bytes, **options: Any) -> int:
-    async with Natty(**settings) as natty:
-        revision: int = await getattr(natty.bucket(name), verb)(key, value, **options)
-        return revision
-
-
-async def _revert(settings: dict[str, Any], name: str, key: str, revision: int) -> int:
-    async with Natty(**settings) as natty:
-        bucket = natty.bucket(name)
-        value = (await bucket.get(key, revision=revision)).value
-        try:
-            current = await bucket.get(key)
-        except KeyNotFoundError:
-            return await bucket.create(key, value)
-        return await bucket.update(key, value, revision=current.revision)
-
-
-async def _delete(settings: dict[str, Any], name: str, key: str, revision: int | None) -> None:
-    async with Natty(**settings) as natty:
-        await (natty.delete(name, key, revision=revision) if key else natty.delete_bucket(name))
-
-
-async def _purge(settings: dict[str, Any], name: str, key: str, revision: int | None) -> None:
-    async with Natty(**settings) as natty:
-        await natty.purge(name, key, revision=revision)
-
-
-async def _history(settings: dict[str, Any], name: str, key: str) -> list[Entry | Gone]:
-    async with Natty(**settings) as natty:
-        return await natty.history(name, key)
-
-
-async def _status(settings: dict[str, Any], name: str) -> BucketStatus:
-    async with Natty(**settings) as natty:
-        return await natty.status(name)
+async def _revert(bucket: Bucket, key: str, revision: int) -> int:
+    value = (await bucket.get(key, revision=revision)).value
+    try:
+        current = await bucket.get(key)
+    except KeyNotFoundError:
+        return await bucket.create(key, value)
+    return await bucket.update(key, value, revision=current.revision)
 
 
 async def _watch(
-    settings: dict[str, Any],
-    name: str,
-    filters: list[str],
-    options: dict[str, Any],
-    count: int | None,
-    *,
-    as_json: bool,
+    bucket: Bucket, filters: list[str], options: dict[str, Any], count: int | None, *, as_json: bool
 ) -> None:
-    shown = 0
-    async with Natty(**settings) as natty:
-        bucket: Bucket = natty.bucket(name)
-        async with aclosing(bucket.watch(*filters, **options).__aiter__()) as events:
-            async for event in events:
-                if isinstance(event, PictureComplete):
-                    print(f"{event.keys} keys; watching {name}", file=sys.stderr, flush=True)
-                    continue
-                line = f"[{_time(event)}] {_operation(event)} {name} > {event.key}: {_text(event)}"
-                say(_json(name, event) if as_json else line)
-                shown += 1
-                if shown == count:
-                    return
+    shown, name = 0, bucket.name
+    async with aclosing(bucket.watch(*filters, **options).__aiter__()) as events:
+        async for event in events:
+            if isinstance(event, PictureComplete):
+                print(f"{event.keys} keys; watching {name}", file=sys.stderr, flush=True)
+                continue
+            line = f"[{_time(event)}] {_operation(event)} {name} > {event.key}: {_text(event)}"
+            say(_json(name, event) if as_json else line)
+            shown += 1
+            if shown == count:
+                return
 
 
 def _value(given: str | None) -> bytes:
@@ -362,11 +314,8 @@ def _show_revision(revision: int, as_json: bool) -> None:
 def _show_status(status: BucketStatus, as_json: bool) -> None:
     if as_json:
         print(json_text(status))
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in status.items():
-        table.add_row(*cells(f"{name}:", str(value)))
-    PlainConsole().print(table)
+    else:
+        print_pairs(status.items())
 
 
 def _operation(event: Entry | Gone) -> str:

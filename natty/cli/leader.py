@@ -15,8 +15,8 @@ import typer
 
 from natty import ConfigError, Election, LeadershipLostError, Natty
 from natty.cli import connect
-from natty.cli.run import run_async
-from natty.cli.tables import print_document, print_table
+from natty.cli.interrupts import SIGNALED
+from natty.cli.tables import Json, print_document, print_table
 from natty.cli.terminal import json_text, say
 from natty.elections import BUCKET, TermNote, elections, leadership, trail
 from natty.elections.options import LEASE
@@ -25,26 +25,19 @@ from natty.streams.nearest import missing_sentence
 from natty.wire.background import map_concurrently
 
 EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
-SIGNALED = 128
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 app = typer.Typer(help="Elections.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The election's name.")]
 InBucket = Annotated[str, typer.Option("--bucket", help="Bucket of the elections.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Elections."""
 
 
 @app.command()
 @connect.options
 def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False) -> None:
     """List elections and the last recorded leader of each."""
-    found = run_async(_ls(nats, bucket))
+    found = connect.call(nats, lambda natty: _ls(natty, bucket))
     if as_json:
         print_document(found)
         return
@@ -55,11 +48,10 @@ def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False
     print_table(("election", "leader", ">token", "since"), rows)
 
 
-async def _ls(settings: dict[str, Any], bucket: str) -> list[dict[str, Any]]:
-    async with Natty(**settings) as natty:
-        names = await elections(natty.jetstream, bucket)
-        subjects = [natty.election(name, bucket=bucket).subjects for name in names]
-        leaders = await map_concurrently(subjects, lambda one: leadership(natty.jetstream, one))
+async def _ls(natty: Natty, bucket: str) -> list[dict[str, Any]]:
+    names = await elections(natty.jetstream, bucket)
+    subjects = [natty.election(name, bucket=bucket).subjects for name in names]
+    leaders = await map_concurrently(subjects, lambda one: leadership(natty.jetstream, one))
     return [{"election": name, **asdict(leader)} for name, leader in zip(names, leaders, strict=True)]
 
 
@@ -76,7 +68,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the last recorded leader: a hint, because it may have changed."""
-    leader, notes = run_async(_show(nats, name, bucket, terms))
+    leader, notes = connect.call(nats, lambda natty: _show(natty, name, bucket, terms))
     if as_json:
         shown: dict[str, Any] = {"election": name, "leader": leader}
         print_document(shown | ({"terms": [msgspec.to_builtins(note) for note in notes]} if terms else {}))
@@ -93,14 +85,13 @@ def _describe(note: TermNote) -> str:
     return f"  {began}  {note.node}, token {note.token}: {note.reason} after {note.ended - note.began:.1f} s"
 
 
-async def _show(settings: dict[str, Any], name: str, bucket: str, terms: int) -> tuple[str | None, list[TermNote]]:
-    async with Natty(**settings) as natty:
-        notes = []
-        if terms:
-            notes = await trail(natty.jetstream, natty.election(name, bucket=bucket).subjects, last=terms)
-        if (leader := await natty.get_leader(name, bucket=bucket)) is None:
-            await _check_known(natty, name, bucket)
-        return leader, notes
+async def _show(natty: Natty, name: str, bucket: str, terms: int) -> tuple[str | None, list[TermNote]]:
+    notes = []
+    if terms:
+        notes = await trail(natty.jetstream, natty.election(name, bucket=bucket).subjects, last=terms)
+    if (leader := await natty.get_leader(name, bucket=bucket)) is None:
+        await _check_known(natty, name, bucket)
+    return leader, notes
 
 
 async def _check_known(natty: Natty, name: str, bucket: str) -> None:
@@ -114,11 +105,11 @@ async def _check_known(natty: Natty, name: str, bucket: str) -> None:
 @connect.options
 def watch(*, nats: dict[str, Any], name: Name, bucket: InBucket = BUCKET, as_json: Json = False) -> None:
     """Print the current leader and each change, until interrupted."""
-    run_async(_watch(nats, name, bucket, as_json))
+    connect.call(nats, lambda natty: _watch(natty, name, bucket, as_json))
 
 
-async def _watch(settings: dict[str, Any], name: str, bucket: str, as_json: bool) -> None:
-    async with Natty(**settings) as natty, aclosing(natty.observe(name, bucket=bucket)) as seen:
+async def _watch(natty: Natty, name: str, bucket: str, as_json: bool) -> None:
+    async with aclosing(natty.observe(name, bucket=bucket)) as seen:
         async for now in seen:
             when = datetime.now(UTC).isoformat(timespec="milliseconds")
             if as_json:
@@ -138,15 +129,14 @@ def step_down(
     bucket: InBucket = BUCKET,
 ) -> None:
     """Ask the leader to step down."""
-    asked = run_async(_step_down(nats, name, to, bucket))
+    asked = connect.call(nats, lambda natty: _step_down(natty, name, to, bucket))
     say(f"asked {asked} to step down" if asked else f"no node leads {name}")
 
 
-async def _step_down(settings: dict[str, Any], name: str, to: str, bucket: str) -> str:
-    async with Natty(**settings) as natty:
-        if not (asked := await natty.step_down(name, to=to, bucket=bucket)):
-            await _check_known(natty, name, bucket)
-        return asked
+async def _step_down(natty: Natty, name: str, to: str, bucket: str) -> str:
+    if not (asked := await natty.step_down(name, to=to, bucket=bucket)):
+        await _check_known(natty, name, bucket)
+    return asked
 
 
 @app.command()
@@ -171,31 +161,29 @@ def run(
     number.
     """
     try:
-        options = {"lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}
-        election = {"name": name, **options}
-        raise typer.Exit(run_async(_run(nats, election, command, wait)))
+        options = {"name": name, "lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}
+        raise typer.Exit(connect.call(nats, lambda natty: _run(natty, options, command, wait)))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-async def _run(settings: dict[str, Any], options: dict[str, Any], command: list[str], wait: float | None) -> int:
-    async with Natty(**settings) as natty:
-        errand = _Errand(command)
-        running = asyncio.create_task(errand.run(natty.election(**options)))
-        errand.listen(running)
-        if wait is not None:
-            elected = asyncio.create_task(errand.elected.wait())
-            await asyncio.wait([running, elected], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            elected.cancel()
-            if not errand.elected.is_set() and not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-                leader = await natty.get_leader(options["name"], bucket=options["bucket"])
-                raise ConfigError(f"{leader or 'no node'} leads {options['name']}; not elected within {wait:g} s")
-        try:
-            return await running
-        except asyncio.CancelledError:
-            return SIGNALED + errand.signal
+async def _run(natty: Natty, options: dict[str, Any], command: list[str], wait: float | None) -> int:
+    errand = _Errand(command)
+    running = asyncio.create_task(errand.run(natty.election(**options)))
+    errand.listen(running)
+    if wait is not None:
+        elected = asyncio.create_task(errand.elected.wait())
+        await asyncio.wait([running, elected], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        elected.cancel()
+        if not errand.elected.is_set() and not running.done():
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            leader = await natty.get_leader(options["name"], bucket=options["bucket"])
+            raise ConfigError(f"{leader or 'no node'} leads {options['name']}; not elected within {wait:g} s")
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return SIGNALED + errand.signal
 
 
 class _Errand:

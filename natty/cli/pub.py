@@ -16,6 +16,7 @@ from natty.cli import connect
 from natty.cli.ask import headers_of, lines_of_stdin, seconds
 from natty.cli.run import run_async
 from natty.cli.show import fields_of
+from natty.cli.tables import Json
 from natty.cli.terminal import json_text, say, write
 from natty.errors import PublishError
 from natty.names import check_subject
@@ -27,7 +28,6 @@ Subject = Annotated[str, typer.Argument(help="The subject.")]
 Header = Annotated[
     list[str] | None, typer.Option("--header", "-H", help="Header, 'Name: value'. May be given several times.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @connect.options

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
+from natty.cli import connect
 from natty.errors import ConfigError, NattyError
 from natty.testing import NatsCluster, NatsServer, ServerOptions
 from natty.testing.server_options import connect_options
 
 _LOOK_EVERY = 0.2  # seconds between two checks of the servers
 _VARIABLES = {"servers": "NATS_URL", "tls_ca": "NATS_CA", "tls_cert": "NATS_CERT", "tls_key": "NATS_KEY"}
-_FLAGS = {"servers": "--server", "tls_ca": "--tlsca", "tls_cert": "--tlscert", "tls_key": "--tlskey"}
 
 
 def server(
@@ -68,6 +68,5 @@ def _greet(settings: dict[str, object]) -> None:
     }
     for name, value in values.items():
         print(f"export {_VARIABLES[name]}={shlex.quote(value)}")
-    flags = " ".join(f"{_FLAGS[name]} {shlex.quote(value)}" for name, value in values.items())
-    print(f"natty doctor {flags}")
+    print(f"natty doctor {shlex.join(connect.flags_of(values))}")
     print("Press Ctrl-C to stop.", flush=True)

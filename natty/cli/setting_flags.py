@@ -6,21 +6,34 @@ This file adds only how a command line writes a word, a limit, a duration or a l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import typer
 
-from natty.cli.ask import one_of, seconds, size
+from natty.cli.ask import one_of, seconds, size, usage
 from natty.config.units import NANOSECONDS
 from natty.streams.consumer import linear_backoff, on_wire, priority, start_at, time_of
 from natty.streams.schema import ConsumerConfig, Duration, Setting, Size, StreamConfig, StreamSource, rows, texts
 
-T = TypeVar("T")
-
 UNLIMITED = -1
+NOT_OF_A_COPY = (
+    "subjects",
+    "retention",
+    "first_sequence",
+    "ack",
+    "mirror",
+    "transform_source",
+    "transform_destination",
+    "allow_batch",
+    "allow_fast_ingest",
+    "allow_counter",
+    "allow_schedules",
+    "persist_mode",
+)
+"""Flags of settings that a stream can't have, or can't choose, if it copies what another one has stored."""
 STEPS, SHORTEST, LONGEST = 10, 60.0, 1200.0  # of `--backoff linear`, as in the nats tool; seconds
 ACK_POLICIES = ("explicit", "all", "none")
 REPLAY_POLICIES = ("instant", "original")
@@ -86,19 +99,12 @@ def pair(text: str) -> tuple[str, str]:
 
 def start(text: str) -> ConsumerConfig:
     """Return the settings for where a consumer starts. Raises a usage error if it is not a start."""
-    return _parse(lambda: start_at(text, datetime.now(UTC)))
+    return usage(lambda: start_at(text, datetime.now(UTC)))
 
 
 def moment(text: str) -> datetime:
     """Return a future time: a duration from now, or a time. Raises a usage error if it is neither."""
-    return _parse(lambda: time_of(text, datetime.now(UTC)))
-
-
-def _parse(parse: Callable[[], T]) -> T:
-    try:
-        return parse()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    return usage(lambda: time_of(text, datetime.now(UTC)))
 
 
 _ITS_OWN: Mapping[str, tuple[Any, Mapping[str, Any]]] = {

@@ -11,8 +11,7 @@ import typer
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import confirm
-from natty.cli.run import run_async
-from natty.cli.tables import print_document
+from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
 from natty.errors import StreamExistsError
 from natty.streams import Declared, Plan, Risk, load_streams, plan_consumer, plan_stream
@@ -22,14 +21,14 @@ SIGNS = {Risk.SAFE: "~", Risk.DESTRUCTIVE: "!", Risk.FIXED: "x"}
 """Risk → the sign before a change."""
 
 File = Annotated[Path, typer.Option("--file", "-f", help="File of streams, TOML; see docs/streams.md.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Do not ask.")]
 
 
 @connect.options
 def show_plan(*, nats: dict[str, Any], file: File, as_json: Json = False) -> None:
     """Show what `apply` would do. Exits with 0 if there is nothing to do, with 3 if changes are pending."""
-    plans = run_async(_plans(nats, load_streams(file)))
+    streams = load_streams(file)
+    plans = connect.call(nats, lambda natty: _plans(natty, streams))
     show_plans(plans, as_json, making="to be made")
     if not all(plan.settled for plan in plans):
         raise typer.Exit(EXIT_PENDING)
@@ -48,30 +47,28 @@ def apply(
 ) -> None:
     """Make or change the streams and consumers of a file. Everything that is not in the file stays as it is."""
     streams = load_streams(file)
-    plans = run_async(_plans(nats, streams))
+    plans = connect.call(nats, lambda natty: _plans(natty, streams))
     _refuse(plans, allow_destructive=allow_destructive)
     if dangerous := _beyond(plans, {Risk.SAFE}):
         confirm(f"{'; '.join(dangerous)}. Change this?", force=force)
-    run_async(_apply(nats, streams, allow_destructive=allow_destructive))
+    connect.call(nats, lambda natty: _apply(natty, streams, allow_destructive=allow_destructive))
     show_plans(plans, as_json, making="made")
 
 
-async def _plans(settings: dict[str, Any], streams: list[Declared]) -> list[Plan]:
+async def _plans(natty: Natty, streams: list[Declared]) -> list[Plan]:
     plans = []
-    async with Natty(**settings) as natty:
-        for one in streams:
-            plans.append(await plan_stream(natty.jetstream, one.name, one.settings))
-            for durable, wanted in one.consumers.items():
-                plans.append(await plan_consumer(natty.jetstream, one.name, durable, wanted))
+    for one in streams:
+        plans.append(await plan_stream(natty.jetstream, one.name, one.settings))
+        for durable, wanted in one.consumers.items():
+            plans.append(await plan_consumer(natty.jetstream, one.name, durable, wanted))
     return plans
 
 
-async def _apply(settings: dict[str, Any], streams: list[Declared], *, allow_destructive: bool) -> None:
-    async with Natty(**settings) as natty:
-        for one in streams:
-            await natty.ensure_stream(one.name, allow_destructive=allow_destructive, **one.settings)
-            for durable, wanted in one.consumers.items():
-                await natty.ensure_consumer(one.name, durable, allow_destructive=allow_destructive, **wanted)
+async def _apply(natty: Natty, streams: list[Declared], *, allow_destructive: bool) -> None:
+    for one in streams:
+        await natty.ensure_stream(one.name, allow_destructive=allow_destructive, **one.settings)
+        for durable, wanted in one.consumers.items():
+            await natty.ensure_consumer(one.name, durable, allow_destructive=allow_destructive, **wanted)
 
 
 def _refuse(plans: list[Plan], *, allow_destructive: bool) -> None:

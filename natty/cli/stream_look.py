@@ -9,16 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from natty import Natty
 from natty.cli import connect
 from natty.cli.choose import StreamName, stream_of
-from natty.cli.run import run_async
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS, show_duration, show_size
 from natty.streams import StreamInfo, StreamState, stream_info
 from natty.streams.listing import Listing, all_streams, stream_names
-from natty.streams.nearest import naming_nearest
 from natty.streams.report import Order, Replication, Row, leaders_of, replications_of, rows_of, total
 
 Subject = Annotated[str, typer.Option("--subject", help="Only streams whose subjects overlap with this one.")]
@@ -37,10 +34,10 @@ def ls(
 ) -> None:
     """List the streams."""
     if names:
-        found = run_async(_names(nats, subject, by_size=size_sort))
+        found = _names(nats, subject, by_size=size_sort)
         print_document(found) if as_json else say(*found)
         return
-    listing = run_async(_list(nats, subject, by_size=size_sort))
+    listing = _list(nats, subject, by_size=size_sort)
     if as_json:
         print_document(listing.found)
     else:
@@ -58,7 +55,7 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Show a stream's configuration and state; with --json, as the server reports them."""
-    document = run_async(read_info(nats, stream_of(nats, name)))
+    document = read_info(nats, stream_of(nats, name))
     if not state:
         show_info(document, as_json=as_json)
     elif as_json:
@@ -84,7 +81,7 @@ def report(
     """Report on all streams, the largest last, with the sums, and on their mirrors and sources."""
     wishes = {Order.CONSUMERS: consumers, Order.MESSAGES: messages, Order.NAME: name, Order.STORAGE: storage}
     order = next((order for order, wished in wishes.items() if wished), Order.BYTES)
-    listing = run_async(_list(nats, subject))
+    listing = _list(nats, subject)
     rows, copies = rows_of(listing.found, order, cluster=cluster), replications_of(listing.found)
     if as_json:
         found: dict[str, Any] = {"streams": [asdict(row) for row in rows], "total": asdict(total(rows))}
@@ -101,10 +98,9 @@ def report(
     _report_missing(listing)
 
 
-async def read_info(nats: dict[str, Any], name: str) -> StreamInfo:
+def read_info(nats: dict[str, Any], name: str) -> StreamInfo:
     """Return the server's report about a stream. StreamNotFoundError names the nearest streams."""
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await stream_info(natty.jetstream, name)
+    return connect.call(nats, lambda natty: stream_info(natty.jetstream, name), stream=name)
 
 
 def show_info(document: StreamInfo, *, as_json: bool) -> None:
@@ -116,16 +112,14 @@ def show_info(document: StreamInfo, *, as_json: bool) -> None:
     print_facts("State", _state(document))
 
 
-async def _names(nats: dict[str, Any], subject: str, *, by_size: bool) -> list[str]:
+def _names(nats: dict[str, Any], subject: str, *, by_size: bool) -> list[str]:
     if by_size:
-        return [one["config"]["name"] for one in (await _list(nats, subject, by_size=True)).found]
-    async with Natty(**nats) as natty:
-        return await stream_names(natty.jetstream, subject=subject)
+        return [one["config"]["name"] for one in _list(nats, subject, by_size=True).found]
+    return connect.call(nats, lambda natty: stream_names(natty.jetstream, subject=subject))
 
 
-async def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) -> Listing[StreamInfo]:
-    async with Natty(**nats) as natty:
-        listing = await all_streams(natty.jetstream, subject=subject)
+def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) -> Listing[StreamInfo]:
+    listing = connect.call(nats, lambda natty: all_streams(natty.jetstream, subject=subject))
     if by_size:
         listing.found.sort(key=lambda one: -int(one["state"]["bytes"]))
     return listing

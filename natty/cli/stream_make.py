@@ -14,7 +14,6 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import Force, MissingFlagError, ask, ask_if_missing, confirm, number, one_of
 from natty.cli.choose import StreamName, stream_of
-from natty.cli.run import run_async
 from natty.cli.setting_flags import (
     document_of,
     limit,
@@ -34,7 +33,6 @@ from natty.names import check_name
 from natty.streams import Plan, Risk, StreamInfo, stream_info
 from natty.streams.document import check, complaints, copy_settings, load_document
 from natty.streams.ensure import change_document, create_document, plan_document
-from natty.streams.nearest import naming_nearest
 from natty.streams.refusal import explaining_refusal
 
 _QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
@@ -81,7 +79,7 @@ def add(
     elif validate:
         print("the configuration is valid")
     else:
-        made, found = run_async(_add(nats, document))
+        made, found = connect.call(nats, lambda natty: _add(natty, document))
         show_result(document["name"], made, found, as_json=as_json)
 
 
@@ -111,7 +109,7 @@ def edit(
     elif not wanted:
         raise MissingFlagError("no change was given: give a setting such as --max-age 7d, or a file with --config")
     document = wanted | {"name": stream_of(nats, name)}
-    plan = run_async(_plan(nats, document))
+    plan = connect.call(nats, lambda natty: _plan(natty, document), stream=document["name"])
     if dry_run or plan.settled:
         show_plans([plan], as_json, making="")
         raise typer.Exit(0 if plan.settled else EXIT_PENDING)
@@ -119,7 +117,7 @@ def edit(
         with redirect_stdout(sys.stderr if as_json else sys.stdout):
             show_plans([plan], as_json=False, making="")
             confirm(f"Change stream {document['name']}?", force=force)
-    found = run_async(_change(nats, document))
+    found = connect.call(nats, lambda natty: _change(natty, document), stream=document["name"])
     if as_json:
         print_document(found)
     else:
@@ -139,13 +137,13 @@ def copy(
     """Make a stream with the configuration of another one, except the settings given; copies no messages."""
     check_name("stream", destination)
     wanted = document_of(given)
-    config = run_async(read_info(nats, check_name("stream", original)))["config"]
+    config = read_info(nats, check_name("stream", original))["config"]
     if config.get("subjects") and not config.get("mirror"):  # two streams can't have the same subjects
         question = f"Subjects of {destination}, different from {', '.join(config['subjects'])}"
         wanted["subjects"] = ask_if_missing(wanted.get("subjects"), "--subjects", question, subjects_of)
     document = copy_settings(config) | wanted | {"name": destination}
     check(document)
-    made, found = run_async(_add(nats, document))
+    made, found = connect.call(nats, lambda natty: _add(natty, document))
     show_result(destination, made, found, as_json=as_json)
 
 
@@ -153,9 +151,9 @@ def copy(
 def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -> None:
     """Delete a stream with its messages and consumers."""
     name = stream_of(nats, name)
-    state = run_async(read_info(nats, name))["state"]
+    state = read_info(nats, name)["state"]
     confirm(f"Delete stream {name} with {state['messages']} messages?", force=force)
-    run_async(_delete(nats, name))
+    connect.call(nats, lambda natty: natty.delete_stream(name))
     say(f"deleted {name}")
 
 
@@ -189,10 +187,9 @@ def _complete(document: dict[str, Any], name: str | None, *, defaults: bool) -> 
     return document
 
 
-async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, StreamInfo]:
+async def _add(natty: Natty, document: dict[str, Any]) -> tuple[bool, StreamInfo]:
     """Create the stream unless it exists with this configuration; return whether it was created, and its info."""
-    name = document["name"]
-    async with Natty(**nats) as natty, explaining_refusal(natty.jetstream, document):
+    async with explaining_refusal(natty.jetstream, document):
         plan = await plan_document(natty.jetstream, document)
         if plan.changes:
             lines = "; ".join(map(str, plan.changes))
@@ -200,15 +197,13 @@ async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, St
                 f"{plan.name} exists with another configuration: {lines}. Change it with `natty stream edit`"
             )
         await create_document(natty.jetstream, document)
-        return plan.missing, await stream_info(natty.jetstream, name)
+        return plan.missing, await stream_info(natty.jetstream, document["name"])
 
 
-async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
+async def _plan(natty: Natty, document: dict[str, Any]) -> Plan:
     """Return what would change. StreamExistsError if the server never changes it; ConfigError if it is impossible."""
-    name = document["name"]
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        actual = (await stream_info(natty.jetstream, name))["config"]
-        plan = await plan_document(natty.jetstream, document)
+    actual = (await stream_info(natty.jetstream, document["name"]))["config"]
+    plan = await plan_document(natty.jetstream, document)
     if refused := [str(one) for one in plan.changes if one.risk is Risk.FIXED]:
         raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(refused)}")
     known = set(complaints(actual))  # a stream may already have settings that are not sensible: ignore those
@@ -218,17 +213,7 @@ async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
     return plan
 
 
-async def _change(nats: dict[str, Any], document: dict[str, Any]) -> StreamInfo:
-    name = document["name"]
-    async with (
-        Natty(**nats) as natty,
-        explaining_refusal(natty.jetstream, document),
-        naming_nearest(natty.jetstream, name),
-    ):
+async def _change(natty: Natty, document: dict[str, Any]) -> StreamInfo:
+    async with explaining_refusal(natty.jetstream, document):
         await change_document(natty.jetstream, document)
-        return await stream_info(natty.jetstream, name)
-
-
-async def _delete(nats: dict[str, Any], name: str) -> None:
-    async with Natty(**nats) as natty:
-        await natty.delete_stream(name)
+        return await stream_info(natty.jetstream, document["name"])

@@ -6,20 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import Force, ask_if_missing, confirm, number
 from natty.cli.choose import StreamName, stream_of
-from natty.cli.run import run_async
 from natty.cli.show import stored_fields, stored_text
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say, write
 from natty.errors import ConfigError
-from natty.jetstream import StoredMessage
 from natty.names import check_pattern
 from natty.streams import StreamState, stream_state
 from natty.streams.contents import check_purge, delete_message, message, purge
-from natty.streams.nearest import naming_nearest
 
 Sequence = Annotated[int | None, typer.Argument(metavar="SEQUENCE", min=1, help="The message's sequence.")]
 
@@ -51,13 +47,15 @@ def purge_messages(
             "choose one of --seq and --keep: a purge stops at a sequence, or keeps a number of messages"
         )
     name = stream_of(nats, name)
-    state = run_async(_state(nats, name, check_pattern(subject) if subject else ""))
+    subjects = check_pattern(subject) if subject else ""
+    state = connect.call(nats, lambda natty: stream_state(natty.jetstream, name, subjects=subjects), stream=name)
     if seq > state["last_seq"] + 1:
         raise ConfigError(f"stream {name} ends at sequence {state['last_seq']}: --seq {seq} would skip sequences")
     if subject and not allow_pending:
-        run_async(_check(nats, name, subject))
+        connect.call(nats, lambda natty: check_purge(natty.jetstream, name, subject))
     confirm(_question(name, state, subject, seq, keep), force=force)
-    purged = run_async(_purge(nats, name, subject, seq, keep, allow_pending))
+    limits: dict[str, Any] = {"subject": subject, "below": seq, "keep": keep, "allow_pending": allow_pending}
+    purged = connect.call(nats, lambda natty: purge(natty.jetstream, name, **limits), stream=name)
     if as_json:
         print_document({"stream": name, "purged": purged})
     else:
@@ -79,10 +77,12 @@ def rm_msg(
     """Delete one message securely: it is overwritten on the disk; asks first."""
     name = stream_of(nats, name)
     sequence = ask_if_missing(sequence, "SEQUENCE", "Sequence of the message", number)
-    found = run_async(_message(nats, name, sequence, ""))
+    found = connect.call(nats, lambda natty: message(natty.jetstream, name, sequence=sequence), stream=name)
     what = f"message {sequence} of stream {name}, {len(found.data)} bytes on {found.subject}"
     confirm(f"{'Erase' if erase else 'Delete'} {what}?", force=force)
-    deleted = run_async(_delete(nats, name, sequence, erase))
+    deleted = connect.call(
+        nats, lambda natty: delete_message(natty.jetstream, name, sequence, erase=erase), stream=name
+    )
     if as_json:
         print_document({"stream": name, "sequence": sequence, "deleted": deleted})
     else:
@@ -110,7 +110,8 @@ def get(
     name = stream_of(nats, name)
     if not last_for:
         sequence = ask_if_missing(sequence, "SEQUENCE, or --last-for,", "Sequence of the message", number)
-    found = run_async(_message(nats, name, sequence or 0, check_pattern(last_for) if last_for else ""))
+    wanted: dict[str, Any] = {"sequence": sequence or 0, "last_for": check_pattern(last_for) if last_for else ""}
+    found = connect.call(nats, lambda natty: message(natty.jetstream, name, **wanted), stream=name)
     if as_json:
         print_document(stored_fields(name, found))
         return
@@ -130,28 +131,3 @@ def _question(name: str, state: StreamState, subject: str, seq: int, keep: int) 
 
 def _count(messages: int) -> str:
     return "1 message" if messages == 1 else f"{messages} messages"
-
-
-async def _state(nats: dict[str, Any], name: str, subject: str) -> StreamState:
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await stream_state(natty.jetstream, name, subjects=subject)
-
-
-async def _check(nats: dict[str, Any], name: str, subject: str) -> None:
-    async with Natty(**nats) as natty:
-        await check_purge(natty.jetstream, name, subject)
-
-
-async def _purge(nats: dict[str, Any], name: str, subject: str, seq: int, keep: int, allow_pending: bool) -> int:
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await purge(natty.jetstream, name, subject=subject, below=seq, keep=keep, allow_pending=allow_pending)
-
-
-async def _message(nats: dict[str, Any], name: str, sequence: int, last_for: str) -> StoredMessage:
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await message(natty.jetstream, name, sequence=sequence, last_for=last_for)
-
-
-async def _delete(nats: dict[str, Any], name: str, sequence: int, erase: bool) -> bool:
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await delete_message(natty.jetstream, name, sequence, erase=erase)

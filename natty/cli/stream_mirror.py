@@ -7,19 +7,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import ask_if_missing, confirm
 from natty.cli.choose import stream_of
-from natty.cli.run import run_async
-from natty.cli.setting_flags import document_of, stream_options
-from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.setting_flags import NOT_OF_A_COPY, document_of, stream_options
+from natty.cli.stream_look import read_info
+from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import show_duration
 from natty.errors import ConfigError
-from natty.streams import ServerStreamConfig, StreamState, stream_info
+from natty.streams import ServerStreamConfig
 from natty.streams.mirror import Copying, Origin, copies, create_mirror, create_sourced, list_copying, promote
-from natty.streams.nearest import naming_nearest
 from natty.streams.origins import origins_of
 
 app = typer.Typer(help="Mirrors of streams, and disaster recovery.", no_args_is_help=True)
@@ -29,30 +27,13 @@ Domain = Annotated[str, typer.Option("--domain", help="JetStream domain of the o
 Api = Annotated[str, typer.Option("--external-api", help="Prefix under which the origin's API is imported.")]
 Deliver = Annotated[str, typer.Option("--external-deliver", help="Prefix under which its messages are imported.")]
 Filter = Annotated[str, typer.Option("--filter", help="Only messages on these subjects.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Promote it even if messages are missing; do not ask.")]
-_NOT_OF_A_COPY = (
-    "subjects",
-    "retention",
-    "first_sequence",
-    "ack",
-    "mirror",
-    "transform_source",
-    "transform_destination",
-    "dupe_window",
-    "allow_batch",
-    "allow_fast_ingest",
-    "allow_counter",
-    "allow_schedules",
-    "allow_rollup",
-    "persist_mode",
-)
-"""Flags of settings that only a stream with its own subjects can have."""
+_WITHOUT = (*NOT_OF_A_COPY, "dupe_window", "allow_rollup")
 
 
 @app.command()
 @connect.options
-@connect.inject("given", stream_options(without=_NOT_OF_A_COPY))
+@connect.inject("given", stream_options(without=_WITHOUT))
 def add(
     *,
     nats: dict[str, Any],
@@ -86,12 +67,13 @@ def add(
         filter_subject=only,
         transforms=tuple(map(_transform, transform or [])),
     )
-    _show_result(run_async(_add(nats, name, found, document_of(given))), as_json)
+    wanted = document_of(given)
+    _show_result(connect.call(nats, lambda natty: create_mirror(natty.jetstream, name, found, wanted)), as_json)
 
 
 @app.command()
 @connect.options
-@connect.inject("given", stream_options(without=_NOT_OF_A_COPY))
+@connect.inject("given", stream_options(without=_WITHOUT))
 def gather(
     *,
     nats: dict[str, Any],
@@ -106,14 +88,15 @@ def gather(
 ) -> None:
     """Make a stream that gathers the messages of several (`sources`), in the order of each, with new sequences."""
     found = [Origin(stream=one, domain=origin_domain, api=api, deliver=deliver, filter_subject=only) for one in origins]
-    _show_result(run_async(_gather(nats, name, found, document_of(given))), as_json)
+    wanted = document_of(given)
+    _show_result(connect.call(nats, lambda natty: create_sourced(natty.jetstream, name, found, wanted)), as_json)
 
 
 @app.command()
 @connect.options
 def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """List mirrors and gathering streams: the lag of each, and when its origin was last heard."""
-    found = run_async(_ls(nats))
+    found = connect.call(nats, lambda natty: copies(natty.jetstream))
     if as_json:
         print_document(msgspec.to_builtins(found))
     elif found:
@@ -135,7 +118,8 @@ def info(
 ) -> None:
     """Show the progress of a mirror, and the subjects that it would take if promoted."""
     name = stream_of(nats, name)
-    found, state = run_async(_info(nats, name))
+    answer = read_info(nats, name)
+    found, state = list_copying(answer), answer["state"]
     if not found:
         raise ConfigError(f"stream {name} is not a mirror and has no sources; `natty stream mirror ls` lists those")
     if as_json:
@@ -170,37 +154,11 @@ def promote_(
     """Promote a mirror to a stream that takes its origin's subjects: when the origin is lost, or to move it."""
     name = stream_of(nats, name)
     confirm(f"Disconnect {name} from its origin permanently, and let it replace the origin?", force=force)
-    config = run_async(_promote(nats, name, subject or [], force))
+    config = connect.call(nats, lambda natty: promote(natty.jetstream, name, subject or [], force=force))
     if as_json:
         print_document(config)
     else:
         say(f"{name} is now an independent stream, on {', '.join(config['subjects'])}")
-
-
-async def _add(nats: dict[str, Any], name: str, origin: Origin, wanted: dict[str, Any]) -> ServerStreamConfig:
-    async with Natty(**nats) as natty:
-        return await create_mirror(natty.jetstream, name, origin, wanted)
-
-
-async def _gather(nats: dict[str, Any], name: str, origins: list[Origin], wanted: dict[str, Any]) -> ServerStreamConfig:
-    async with Natty(**nats) as natty:
-        return await create_sourced(natty.jetstream, name, origins, wanted)
-
-
-async def _ls(nats: dict[str, Any]) -> list[Copying]:
-    async with Natty(**nats) as natty:
-        return await copies(natty.jetstream)
-
-
-async def _info(nats: dict[str, Any], name: str) -> tuple[list[Copying], StreamState]:
-    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        answer = await stream_info(natty.jetstream, name)
-        return list_copying(answer), answer["state"]
-
-
-async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: bool) -> ServerStreamConfig:
-    async with Natty(**nats) as natty:
-        return await promote(natty.jetstream, name, subjects, force=force)
 
 
 def _show_result(config: ServerStreamConfig, as_json: bool) -> None:

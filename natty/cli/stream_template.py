@@ -11,41 +11,23 @@ import typer
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import ask_if_missing, confirm
-from natty.cli.run import run_async
-from natty.cli.setting_flags import document_of, stream_options
-from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.setting_flags import NOT_OF_A_COPY, document_of, stream_options
+from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.consuming.shutdown import stop_on_signals
 from natty.elections.options import LEASE
 from natty.errors import ConfigError
-from natty.templates import Standing, Template
 from natty.templates.template import MAX_STREAMS
 
 app = typer.Typer(help="Templates: streams made on demand.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MaxStreams = Annotated[int, typer.Option("--max-streams", min=1, help="Maximum number of streams.")]
-_OURS = (
-    "subjects",
-    "retention",
-    "mirror",
-    "transform_source",
-    "transform_destination",
-    "first_sequence",
-    "ack",
-    "allow_batch",
-    "allow_fast_ingest",
-    "allow_counter",
-    "allow_schedules",
-    "persist_mode",
-)
-"""Flags of settings that its streams get from the template, or can't have: they copy what the intake has stored."""
 
 
 @app.command()
 @connect.options
-@connect.inject("given", stream_options(without=_OURS))
+@connect.inject("given", stream_options(without=NOT_OF_A_COPY))
 def add(
     *,
     nats: dict[str, Any],
@@ -68,8 +50,14 @@ def add(
     name = ask_if_missing(name, "TEMPLATE", "Name of the template", str)
     subject = ask_if_missing(subject, "--subject", "Subject, such as orders.*", str)
     stream = ask_if_missing(stream, "--stream", "Names of the streams, such as ORDERS_{1}", str)
-    options = {"subject": subject, "stream": stream, "max_streams": max_streams, "max_waiting": max_waiting}
-    made = run_async(_add(nats, name, options, document_of(given)))
+    options: dict[str, Any] = {
+        "subject": subject,
+        "stream": stream,
+        "max_streams": max_streams,
+        "max_waiting": max_waiting,
+    }
+    wanted = document_of(given)
+    made = connect.call(nats, lambda natty: natty.stream_templates().add(name, settings=wanted, **options))
     if as_json:
         print_document(msgspec.to_builtins(made))
     else:
@@ -80,7 +68,7 @@ def add(
 @connect.options
 def edit(*, nats: dict[str, Any], name: Name, max_streams: MaxStreams, as_json: Json = False) -> None:
     """Change the maximum number of streams of a template."""
-    changed = run_async(_edit(nats, name, max_streams))
+    changed = connect.call(nats, lambda natty: natty.stream_templates().edit(name, max_streams=max_streams))
     if as_json:
         print_document(msgspec.to_builtins(changed))
     else:
@@ -91,7 +79,7 @@ def edit(*, nats: dict[str, Any], name: Name, max_streams: MaxStreams, as_json: 
 @connect.options
 def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """List the templates."""
-    found = run_async(_ls(nats))
+    found = connect.call(nats, lambda natty: natty.stream_templates().ls())
     if as_json:
         print_document(msgspec.to_builtins(found))
     elif found:
@@ -105,7 +93,7 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
 @connect.options
 def info(*, nats: dict[str, Any], name: Name, as_json: Json = False) -> None:
     """Show a template: its streams, the messages that wait for one and why, and the leader that makes them."""
-    standing = run_async(_info(nats, name))
+    standing = connect.call(nats, lambda natty: natty.stream_templates().info(name))
     if as_json:
         print_document(msgspec.to_builtins(standing))
         return
@@ -136,7 +124,7 @@ def rm(
 ) -> None:
     """Remove a template. Its streams stay, and take their own subjects."""
     confirm(f"Remove template {name}? Its streams stay.", force=force)
-    streams = run_async(_rm(nats, name, force))
+    streams = connect.call(nats, lambda natty: natty.stream_templates().rm(name, force=force))
     say(f"removed {name}; {len(streams)} streams take their own subjects now")
 
 
@@ -150,44 +138,18 @@ def run(
 ) -> None:
     """Make the streams of all templates until stopped. Run it on any number of nodes: one is elected."""
     try:
-        run_async(_run(nats, {"node_name": node_name, "lease": lease}))
+        connect.call(nats, lambda natty: _run(natty, node_name=node_name, lease=lease))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-async def _add(nats: dict[str, Any], name: str, options: dict[str, Any], wanted: dict[str, Any]) -> Template:
-    async with Natty(**nats) as natty:
-        return await natty.stream_templates().add(name, settings=wanted, **options)
+async def _run(natty: Natty, *, node_name: str, lease: float) -> None:
+    running = asyncio.create_task(natty.stream_templates().run(node_name=node_name, lease=lease))
 
+    def stop() -> None:
+        running.cancel()
 
-async def _edit(nats: dict[str, Any], name: str, max_streams: int) -> Template:
-    async with Natty(**nats) as natty:
-        return await natty.stream_templates().edit(name, max_streams=max_streams)
-
-
-async def _ls(nats: dict[str, Any]) -> list[Template]:
-    async with Natty(**nats) as natty:
-        return await natty.stream_templates().ls()
-
-
-async def _info(nats: dict[str, Any], name: str) -> Standing:
-    async with Natty(**nats) as natty:
-        return await natty.stream_templates().info(name)
-
-
-async def _rm(nats: dict[str, Any], name: str, force: bool) -> list[str]:
-    async with Natty(**nats) as natty:
-        return await natty.stream_templates().rm(name, force=force)
-
-
-async def _run(nats: dict[str, Any], options: dict[str, Any]) -> None:
-    async with Natty(**nats) as natty:
-        running = asyncio.create_task(natty.stream_templates().run(**options))
-
-        def stop() -> None:
-            running.cancel()
-
-        with stop_on_signals(stop):
-            await asyncio.wait([running])
-        if not running.cancelled():
-            running.result()
+    with stop_on_signals(stop):
+        await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()

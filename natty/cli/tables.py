@@ -127,6 +127,14 @@ def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
     say(title, *(f"  {name:>{width}}: {printable(value)}" for name, value in shown))
 
 
+def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Print names and values in two columns."""
+    table = Table(show_header=False, box=None)
+    for name, value in pairs:
+        table.add_row(*cells(f"{name}:", value))
+    PlainConsole().print(table)
+
+
 def cells(*values: Any) -> list[Text]:
     """Return the cells of a rich row, without markup and with control characters escaped."""
     return [Text(printable(str(value))) for value in values]

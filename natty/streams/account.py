@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ async def account_info(jetstream: JetStream) -> Account:
         return Account(facts, user, why_not=str(error))
 
 
-def usage(jetstream: dict[str, Any]) -> dict[str, dict[str, tuple[int, int]]]:
+def usage(jetstream: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, int]]]:
     """Return tier → resource → (use, limit or -1); an account without tiers has one tier, named ""."""
     return {
         tier: {name: (one.get(name, 0), one.get("limits", {}).get(limit, -1)) for name, limit in LIMITS.items()}
