@@ -67,7 +67,7 @@ def test_an_automatic_member_takes_its_share(shell, group):
 
 def test_the_prompt_runs_commands_and_goes_on_after_an_error(shell, group):
     typed = f"help\nlag {group.stream} none\nls {group.stream}\nstatic\nnonsense\nexit\n"
-    command = [sys.executable, "-m", "natty", "group", "elastic", "prompt"]
+    command = [sys.executable, "-m", "natty", "group", "elastic", "prompt", "--inbox-prefix", "_P"]
     done = subprocess.run(
         command, env=shell.environment, input=typed, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

@@ -122,12 +122,12 @@ def test_a_consumer_is_copied_by_its_configuration(consumer, stream, told, tmp_p
 
 def test_a_configuration_that_can_not_be_used_is_told(consumer, stream, tmp_path):
     bad = {
-        "push.json": ('{"name": "x", "deliver_subject": "y"}', "push.json is of a push consumer: natty makes durable"),
+        "push.json": ('{"name": "x", "deliver_subject": "y"}', "push.json is the configuration of a push consumer"),
         "typo.json": (
             '{"name": "x", "ack_wiat": 5}',
             "typo.json: there is no setting ack_wiat; did you mean",
         ),
-        "none.json": ("[]", "none.json holds no consumer's configuration"),
+        "none.json": ("[]", "none.json is not the configuration of a consumer"),
         "text.json": ("x", "text.json is not valid JSON"),
     }
     for name, (text, said) in bad.items():

@@ -76,9 +76,9 @@ def test_an_origin_that_contradicts_itself_is_told(options, complaint):
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"lag": 3, "state": "copying"}, r"misses 3 messages of O \(copying\)"),
-        ({"lag": 3, "state": "silent", "heard": 60.0}, r"misses 3 messages of O \(silent\)"),
-        ({"heard": None, "state": "never heard"}, "misses the messages of O"),
+        ({"lag": 3, "state": "copying"}, r"has not copied 3 messages of O \(copying\)"),
+        ({"lag": 3, "state": "silent", "heard": 60.0}, r"has not copied 3 messages of O \(silent\)"),
+        ({"heard": None, "state": "never heard"}, "has not copied the messages of O"),
         ({"external": "$JS.hub.API"}, "the origin of M is alive, heard 0.5 s ago"),
     ],
 )
