@@ -266,6 +266,19 @@ def test_capture_acks_in_one_place():
     assert callers == {"capture/ingest/commit.py"}
 
 
+ACK_PATTERNS = {"natty/elections/permissions.py", "natty/metrics/telemetry.py"}  # of subjects, not of one message
+
+
+def test_ack_subjects_are_composed_and_parsed_in_one_file():
+    """Other files ask whether a subject is one."""
+    named = {name_of(path) for path in FILES if "$JS.ACK" in path.read_text()}
+    assert named == {"natty/wire/ack.py", *ACK_PATTERNS}
+    for path in FILES:
+        if any(module == "natty.wire.ack" and name == "ACKS" for _, module, name in _imports_of(tree_of(path))):
+            used = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name) and node.id == "ACKS"]
+            assert len(used) == path.read_text().count(".startswith(ACKS)"), name_of(path)
+
+
 def test_the_facade_is_thin():
     tree = tree_of(ROOT / "natty" / "client.py")
     natty = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Natty")

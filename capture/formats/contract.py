@@ -13,6 +13,7 @@ from capture.archive.stored_formats import FORMATS
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.record import Records
+from natty.wire.ack import ack_subject
 
 Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
 """Sequences, and the times (Unix nanoseconds) of the same messages, some thousands at a time."""
@@ -104,7 +105,7 @@ def _block(*messages: tuple[bytes, bytes, bytes], errors: dict[int, str] | None 
         header_blocks=header_blocks,
         payloads=payloads,
         deliveries=[1 + index for index in range(count)],
-        replies=[b"$JS.ACK.SAMPLE.c.1.%d.1.1.0" % index for index in range(count)],
+        replies=[ack_subject("SAMPLE", "c", index) for index in range(count)],
         values=[None] * count,
         errors=errors or {},
     )

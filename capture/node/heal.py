@@ -7,12 +7,11 @@ again. The stream still has them, and the archive records exactly which sequence
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from itertools import islice
 
 from capture.archive.coverage import Coverage
@@ -29,7 +28,8 @@ from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedErr
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
 from natty.streams.listing import all_consumers
-from natty.wire.ack import ACK
+from natty.wire.ack import ACK, ack_subject
+from natty.wire.background import map_concurrently
 from natty.wire.message import RawMessage
 
 PORTION = 5000  # messages that one sweep stores, at most
@@ -153,25 +153,28 @@ class Healer:
 
     async def release(self, progress: Progress, stranded: Sequences) -> None:
         """Delete from a work queue, as an ack would, messages that committed objects hold and the consumer forgot."""
-        due = await self._due(self._stranded[progress.stream], stranded, progress.backlog.ack_wait)
-        if not due:
-            return
-        deleted = Sequences()
-        for some in _portion(due):
+        stream, deleted = progress.stream, list[int]()
+
+        async def delete(sequence: int) -> None:
             self._check()
-            gone = await asyncio.gather(*(self._delete(progress.stream, one) for one in some), return_exceptions=True)
-            deleted |= Sequences.from_iterable(one for one, error in zip(some, gone, strict=True) if error is None)
-            if error := next((one for one in gone if isinstance(one, BaseException)), None):
-                text = "stored messages stay in the work queue %s, and its consumer has forgotten them: %s"
-                log.error(text, progress.stream, error, extra={"action": "release_failed"})
-                break
+            await self._natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+            deleted.append(sequence)
+
+        due = await self._due(self._stranded[stream], stranded, progress.backlog.ack_wait)
+        try:
+            await map_concurrently(islice(due, PORTION), delete, at_once=AT_ONCE)
+        except LeadershipLostError:
+            raise
+        except NattyError as error:
+            text = "stored messages stay in the work queue %s, and its consumer has forgotten them: %s"
+            log.error(text, stream, error, extra={"action": "release_failed"})
         if deleted:
             log.warning(
                 "deleted %d messages from the work queue %s that are stored, and that the server did not delete when"
                 " they were (%s)",
                 len(deleted),
-                progress.stream,
-                deleted.describe(),
+                stream,
+                Sequences.from_iterable(deleted).describe(),
                 extra={"action": "released", "count": len(deleted)},
             )
 
@@ -190,12 +193,11 @@ class Healer:
         due = await self._due(self._stranded[stream], kept.within(1, floor), progress.backlog.ack_wait)
         if not due:
             return
-        some = Sequences.from_iterable(one for part in _portion(due) for one in part)
+        some = Sequences.from_iterable(islice(due, PORTION))
         self._check()
         with contextlib.suppress(NotConnectedError):
-            for one in some:
-                reply = f"$JS.ACK.{stream}.{self._config.durable}.{DELIVERED}.{one}.0.0.0"
-                self._natty.connection.send(reply, ACK)
+            replies = [ack_subject(stream, self._config.durable, one, deliveries=DELIVERED) for one in some]
+            self._natty.connection.send_to_each(replies, ACK)
             self._acknowledged[stream] |= some
             log.warning(
                 "acknowledged %d messages of %s again that are stored and that no consumer needs (%s)",
@@ -211,9 +213,6 @@ class Healer:
         if not known.due(now, wait, math.inf):
             return Sequences()
         return known.due(now, wait, await self._held_since())
-
-    async def _delete(self, stream: str, sequence: int) -> None:
-        await self._natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
 
     async def _heal(self, progress: Progress, due: Sequences) -> tuple[Reading, str]:
         """Store a portion; return the reading, and why some messages are not settled."""
@@ -260,11 +259,10 @@ class Reading:
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """Yield a portion of the messages, in order. Settle those that left the stream or are not to be captured."""
-        size = 0
-        for some in _portion(self._wanted):
+        size, wanted = 0, islice(self._wanted, PORTION)
+        while some := list(islice(wanted, AT_ONCE)):
             self._check()
-            found = await asyncio.gather(*(self._read(one) for one in some))
-            batch = [raw for raw in found if raw]
+            batch = [raw for raw in await map_concurrently(some, self._read, at_once=AT_ONCE) if raw]
             yield Batch(batch)
             size += sum(len(subject) + len(block) + len(payload) for subject, _, block, payload in batch)
             if size > PORTION_BYTES:
@@ -276,8 +274,8 @@ class Reading:
         self.stored |= done
         self.settled |= done
         with contextlib.suppress(NotConnectedError):  # a work queue deletes it later: see `Healer.release`
-            for reply in replies if self._acks else ():
-                self._natty.connection.send(reply, ACK)
+            if self._acks:
+                self._natty.connection.send_to_each(replies, ACK)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Do nothing: the next sweep reads them again."""
@@ -291,8 +289,8 @@ class Reading:
         subject = await self._subject(message)
         if subject is None:
             return None
-        reply = f"$JS.ACK.{stream}.{self._consumer}.{DELIVERED}.{sequence}.0.{parse_time(message.time)}.0"
-        return subject, reply.encode(), message.header_block, message.data
+        reply = ack_subject(stream, self._consumer, sequence, parse_time(message.time), deliveries=DELIVERED)
+        return subject, reply, message.header_block, message.data
 
     async def _subject(self, message: StoredMessage) -> bytes | None:
         """Return the subject's bytes. In its JSON the server replaces bytes that are not UTF-8."""
@@ -328,10 +326,3 @@ async def _all_are_beyond(natty: Natty, stream: str) -> int:
     """Return the sequence up to which all consumers of a stream have acknowledged their messages. Raises NattyError."""
     consumers = await all_consumers(natty.jetstream, stream)
     return min((Position.of([one]).floor for one in consumers.found), default=0) if not consumers.missing else 0
-
-
-def _portion(sequences: Sequences) -> Iterator[list[int]]:
-    """Yield the first sequences, as many as one sweep stores, in parts."""
-    portion = islice(sequences, PORTION)
-    while some := list(islice(portion, AT_ONCE)):
-        yield some

@@ -42,6 +42,7 @@ from capture.restoring.s2 import unpack
 from capture.stores import Store
 from natty import Batch
 from natty.errors import UNREADABLE
+from natty.wire.ack import ack_subject
 
 META = "backup.json"
 DATA = ("stream.arc.s2", "stream.tar.s2")
@@ -148,7 +149,7 @@ class _Backup:
 
 def _batch(stream: str, records: Records[Any]) -> Batch:
     places = zip(records.sequences, records.times_ns, strict=True)
-    acks = [f"$JS.ACK.{stream}.import.1.{sequence}.{sequence}.{time_ns}.0".encode() for sequence, time_ns in places]
+    acks = [ack_subject(stream, "import", *place) for place in places]
     return Batch(list(zip(records.subjects, acks, records.header_blocks, records.payloads, strict=True)))
 
 

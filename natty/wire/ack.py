@@ -17,6 +17,11 @@ ACKS = b"$JS.ACK."
 """How every subject begins on which a stored message is settled."""
 
 
+def ack_subject(stream: str, consumer: str, sequence: int, time_ns: int = 0, *, deliveries: int = 1) -> bytes:
+    """Return the ack subject of a message that was not delivered, for code that handles it like a delivered one."""
+    return b"%b%b.%b.%d.%d.0.%d.0" % (ACKS, stream.encode(), consumer.encode(), deliveries, sequence, time_ns)
+
+
 def ack_tokens(reply: bytes) -> list[bytes]:
     """Return the nine tokens of an ack subject, without the domain and the account hash."""
     tokens = reply.split(b".")

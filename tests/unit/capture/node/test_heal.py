@@ -131,8 +131,8 @@ class Server:
             return None
         return StoredMessage(self.subjects[sequence], sequence, b"{}", b"", "2026-11-21T03:00:00Z")
 
-    def send(self, subject, data):
-        self.sent.append((subject, data))
+    def send_to_each(self, subjects, data):
+        self.sent += [(subject, data) for subject in subjects]
 
 
 def asked(start=1, *filters):

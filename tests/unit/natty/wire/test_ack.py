@@ -22,6 +22,15 @@ def test_a_first_delivery_is_found_by_what_its_ack_subject_contains(reply):
     assert reply.replace(b"billing.3.", b"billing.1.").startswith(ack.start_of_first_delivery(reply))
 
 
+def test_a_composed_ack_subject_is_parsed_like_one_of_the_server():
+    at = 1795262022442657374
+    reply = ack.ack_subject("ORDERS", "billing", 17, at)
+    assert reply == b"$JS.ACK.ORDERS.billing.1.17.0.1795262022442657374.0"
+    assert ack.identity_of(reply) == ack.identity_of(PLAIN)
+    assert reply.startswith(ack.start_of_first_delivery(PLAIN))
+    assert ack.Acks([ack.ack_subject("ORDERS", "billing", 18, deliveries=3), PLAIN]).column(4) == [b"3", b"3"]
+
+
 def test_what_is_sent_to_have_a_message_again_names_its_delay_in_nanoseconds():
     assert ack.nak() == b"-NAK"
     assert ack.nak(1.5) == b'-NAK {"delay": 1500000000}'
