@@ -1,4 +1,4 @@
-"""Combines a format, a compression and an encryption, with which blocks are written and read back."""
+"""Combines a format with a compression and an encryption, to write blocks and to read them back."""
 
 from __future__ import annotations
 
@@ -18,19 +18,11 @@ from capture.ingest.block import SealedBlock
 
 
 class BlockWriter:
-    """Writes sealed blocks, and reads objects: format, then compression, then encryption.
+    """Writes sealed blocks: format, then compression, then encryption with `keys`, if there are any."""
 
-    With `keys` and `encrypts` objects are encrypted; reading encrypted objects needs `keys`.
-    """
-
-    def __init__(
-        self, plain: Format, codec: Codec | None = None, *, keys: Keys | None = None, encrypts: bool = False
-    ) -> None:
-        self._plain = plain
-        self._codec = codec
-        self._keys = keys
-        self._encrypts = encrypts
-        endings = [plain.format, *([codec.ending] if codec else []), *([ENDING] if encrypts else [])]
+    def __init__(self, plain: Format, codec: Codec | None, keys: Keys | None) -> None:
+        self._plain, self._codec, self._keys = plain, codec, keys
+        endings = [plain.format, *([codec.ending] if codec else []), *([ENDING] if keys else [])]
         self.format = ".".join(endings)
         """The layers, from the inside out: "ndjson.zst.enc"."""
         self.unfit = plain.unfit
@@ -38,11 +30,6 @@ class BlockWriter:
 
     def __repr__(self) -> str:
         return f"BlockWriter({self.format!r})"
-
-    @property
-    def restorable(self) -> bool:
-        """Whether the format keeps all that a restore needs."""
-        return format_of(self.format).restorable
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""
@@ -52,7 +39,23 @@ class BlockWriter:
         """Return the object's bytes, and the size of their content before compression and encryption."""
         plain = self._plain.write(block)
         data = self._codec.compress(plain) if self._codec else plain
-        return (self._keys.encrypt(data, block) if self._encrypts and self._keys else data), len(plain)
+        return (self._keys.encrypt(data, block) if self._keys else data), len(plain)
+
+
+class BlockReader:
+    """Reads objects of a `format`, the layers of which `BlockWriter` describes. Encrypted ones need `keys`."""
+
+    def __init__(self, format: str, plain: Format, codec: Codec | None, keys: Keys | None) -> None:
+        self.format = format
+        self._plain, self._codec, self._keys = plain, codec, keys
+
+    def __repr__(self) -> str:
+        return f"BlockReader({self.format!r})"
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the format keeps all that a restore needs."""
+        return format_of(self.format).restorable
 
     def read(self, data: bytes, described: SealedBlock | Stored) -> pa.Table:
         """Return the rows of an object that `described` describes: the envelope's columns, then the typed ones.
@@ -78,7 +81,7 @@ class BlockWriter:
         Without compression the result is seekable, as Parquet needs it. CipherError. A read raises the compression's
         errors, and FormatError if there are more bytes inside than the record or `largest_plain` allows.
         """
-        if self._encrypts:
+        if self.format.endswith(f".{ENDING}"):
             if self._keys is None:
                 raise KeyMissingError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
             file = cast("IO[bytes]", self._keys.opened(file, described))

@@ -12,7 +12,7 @@ from capture.archive.manifest import Stored
 from capture.archive.stored_formats import FORMATS, format_of
 from capture.decoders import Decoding, decoder
 from capture.errors import CaptureError, ConfigError, FormatError
-from capture.formats.block_format import BlockWriter
+from capture.formats.block_format import BlockReader, BlockWriter
 from capture.formats.codecs import ENDINGS, NONE, codec
 from capture.formats.contract import Format
 from capture.formats.csv import CsvWriter
@@ -25,7 +25,7 @@ from capture.ingest.record import Decoder
 
 def writer(
     name: str, *, decode: Decoder[Any] | None = None, compression: str = "", flatten: str = "", keys: Keys | None = None
-) -> BlockWriter:
+) -> Format | BlockWriter:
     """Return the writer of this format: "parquet", "ndjson", "csv" or "raw".
 
     `compression` is "none", "gzip", "snappy" or "zstd"; Parquet uses it inside, and zstd by default. `decode` gives
@@ -39,7 +39,7 @@ def writer(
         raise ConfigError(f"flatten makes rows for {able}; {name} has none")
     plain = _plain(name, decoding, compression, flatten)
     around = None if wanted.compresses else codec(compression or NONE)
-    return BlockWriter(plain, around, keys=keys, encrypts=bool(keys))
+    return BlockWriter(plain, around, keys) if around or keys else plain
 
 
 def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = "", flatten: str = "") -> Format:
@@ -55,15 +55,14 @@ def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = 
     raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}")
 
 
-def reader(format: str, keys: Keys | None = None) -> BlockWriter:
+def reader(format: str, keys: Keys | None = None) -> BlockReader:
     """Return the reader of this format, as the manifest names it: "parquet", "ndjson.zst.enc". FormatError."""
     plain, *endings = format.split(".")
     encrypted = endings[-1:] == [ENDING]
     compressions = endings[: len(endings) - encrypted]
     if plain not in FORMATS or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
         raise FormatError(f"{format!r} is not a format that this version reads")
-    codecs = [ENDINGS[ending] for ending in compressions]
-    return BlockWriter(_plain(plain), *codecs, keys=keys, encrypts=encrypted)
+    return BlockReader(format, _plain(plain), ENDINGS[compressions[0]] if compressions else None, keys)
 
 
 def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Table:

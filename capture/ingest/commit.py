@@ -153,7 +153,7 @@ class Committer:
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
         sized = getattr(self._writer, "sized", None)  # only writers that compress or encrypt have it
-        data, plain_bytes = sized(block) if sized else (self._writer.write(block), 0)
+        data, plain_bytes = sized(block) if sized else (plain := self._writer.write(block), len(plain))
         digest = sha256(data).hexdigest()
         partition = Partition(block.stream, block.key, block.interval, int(self.options.interval))
         path = block_path(

@@ -21,8 +21,7 @@ import msgspec
 from capture.archive.encryption import Keys
 from capture.decoders import Decoding, decoder, json_as
 from capture.formats import reader, writer
-from capture.formats.block_format import BlockWriter
-from capture.ingest.block import INTERVAL, Limits, OpenBlocks, SealedBlock
+from capture.ingest.block import INTERVAL, Limits, OpenBlocks, SealedBlock, Writer
 from capture.ingest.pipeline import group
 from capture.ingest.spill import Spill
 from capture.partitioners import partitioner
@@ -159,7 +158,7 @@ def formats(sealed: list[SealedBlock]) -> None:
         line(writer(name, keys=keys), sealed, f"{name}, encrypted", keys)
 
 
-def line(wanted: BlockWriter, sealed: list[SealedBlock], title: str, keys: Keys | None = None) -> float:
+def line(wanted: Writer, sealed: list[SealedBlock], title: str, keys: Keys | None = None) -> float:
     writing, size = cost(wanted.write, sealed)
     objects = {block.first: wanted.write(block) for block in sealed}
     back = reader(wanted.format, keys)

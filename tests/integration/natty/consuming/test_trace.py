@@ -1,19 +1,17 @@
 """How many files of natty a message passes, from the bytes on the socket to the ack that is written."""
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from consuming import until
+from entering import entered
 from patient import PATIENCE
 
-import natty
+import natty as package
 from natty import Natty
 
-HOME = Path(natty.__file__).parent
-MOST = 6
+MOST_FILES = 6
 
 
 @pytest.fixture
@@ -37,22 +35,6 @@ def elsewhere(nats_server):
     loop.close()
 
 
-async def files_entered(until_done):
-    """Return the files of natty whose functions this thread enters meanwhile."""
-    entered = set()
-
-    def note(frame, event, _):
-        if event == "call":
-            entered.add(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        await until_done()
-    finally:
-        sys.setprofile(None)
-    return {str(Path(name).relative_to(HOME)) for name in entered if Path(name).is_relative_to(HOME)}
-
-
 @pytest.mark.parametrize("options", [{}, {"concurrency": 10, "ordered_by": lambda message: message.raw[0]}])
 async def test_a_message_passes_few_files_from_the_socket_to_its_ack(natty, natty_name, elsewhere, start, options):
     stream, seen = natty_name("TRACE"), []
@@ -66,16 +48,15 @@ async def test_a_message_passes_few_files_from_the_socket_to_its_ack(natty, natt
         await natty.publish(f"{stream}.{number}", b"warm")
     await until(lambda: consumption.handled == 20)
 
-    async def acked():
-        while len(seen) == before or consumption._pull._credit.held_messages:
-            await asyncio.sleep(0)
-
     traces = []
     for _ in range(5):
         before = len(seen)
         elsewhere(f"{stream}.traced")
-        traces.append(await files_entered(acked))
+        with entered(package) as files:
+            while len(seen) == before or consumption._pull._credit.held_messages:
+                await asyncio.sleep(0)
+        traces.append(files)
     shortest = min(traces, key=len)  # a timer may go off during one of them
-    assert {"wire/session.py", "consuming/work.py"} <= shortest
-    assert len(shortest) <= MOST, sorted(shortest)
+    assert {"natty/wire/session.py", "natty/consuming/work.py"} <= shortest
+    assert len(shortest) <= MOST_FILES, sorted(shortest)
     assert consumption.handled == 25

@@ -10,8 +10,7 @@ import pytest
 from sealed import HEADERS, block, csv_rows
 
 from capture.decoders import Decoding, decoder, per_message
-from capture.formats import writer
-from capture.formats.block_format import BlockWriter
+from capture.formats import reader, writer
 from capture.formats.csv import ENVELOPE, FLATTEN, MOST_COLUMNS, CsvWriter
 from capture.ingest.record import Records
 from natty.wire.message import Batch, Message
@@ -51,9 +50,10 @@ def test_a_list_is_a_row_an_element_and_its_message_counts_once() -> None:
         ("101", "0", "", "", "", "[]"),
         ("102", "0", "", "", "7", ""),
     ]
-    assert [sequences for sequences, _ in wanted.positions(BytesIO(data), kept)] == [[100, 101, 102]]
-    assert wanted.read(data, kept)["payload"].to_pylist() == [None, b"[]", None]
-    assert not wanted.restorable
+    back = reader(wanted.format)
+    assert [sequences for sequences, _ in back.positions(BytesIO(data), kept)] == [[100, 101, 102]]
+    assert back.read(data, kept)["payload"].to_pylist() == [None, b"[]", None]
+    assert not back.restorable
 
 
 def test_payloads_with_names_of_their_own_do_not_make_a_column_each() -> None:
@@ -89,7 +89,7 @@ def test_the_decoder_s_own_function_makes_the_rows() -> None:
 
 
 def test_a_value_that_can_not_be_flattened_keeps_its_payload_and_is_counted() -> None:
-    wanted = BlockWriter(CsvWriter(Decoding(decoder("json"), flatten=legs)))
+    wanted = CsvWriter(Decoding(decoder("json"), flatten=legs))
     kept = block((b"a", b"", b'{"legs":["x"]}'), (b"a", b"", b'{"flight":5,"legs":["x"]}'))
     bad, good = csv_rows(wanted.write(kept))
     assert (bad["error"], bad["payload"], bad["leg"]) == ("flatten: KeyError: 'flight'", '{"legs":["x"]}', "")
@@ -101,7 +101,7 @@ def test_an_undecodable_message_is_in_the_csv_with_its_payload_and_the_reason() 
     kept = block((b"a", b"", b"\xff" * 200_000), errors={0: "no JSON"})
     wanted = writer("csv", decode=decoder("json"))
     data = wanted.write(kept)
-    (row,) = wanted.read(data, kept).to_pylist()
+    (row,) = reader("csv").read(data, kept).to_pylist()
     assert (row["payload"], row["error"]) == (b"\xff" * 200_000, "no JSON")
 
 

@@ -264,7 +264,7 @@ def test_a_value_of_another_type_is_null_named_counted_and_told(caplog: pytest.L
     wanted = writer("parquet", decode=Decoding(as_json, shape=FLIGHT, is_json=True))
     payloads = b'{"origin":"EWR","delay":"late"}', b'{"origin":7,"delay":[1]}', b"3", b'{"origin":"JFK","delay":5}'
     kept = block(*payloads)
-    rows = wanted.read(wanted.write(kept), kept)
+    rows = reader("parquet").read(wanted.write(kept), kept)
     assert rows["payload"].to_pylist() == list(payloads)
     assert rows["origin"].to_pylist() == ["EWR", None, None, "JFK"]
     assert rows["delay"].to_pylist() == [None, None, None, 5]
@@ -388,7 +388,7 @@ def test_from_a_batch_to_typed_columns_with_what_does_not_fit_kept_raw() -> None
     records = decode(batch)
     blocks.add(group(records, partitioner("field:origin")(records), 3600.0), now=0.0)
     wanted = writer("parquet", decode=decode)
-    found = {one.key: wanted.read(wanted.write(one), one) for one in blocks.seal_all()}
+    found = {one.key: reader("parquet").read(wanted.write(one), one) for one in blocks.seal_all()}
     assert found["EWR"]["depDelay"].to_pylist() == [1]
     assert found[UNDECODABLE]["payload"].to_pylist() == [b'{"origin":7}', b"no json"]
     assert found[UNDECODABLE]["error"].to_pylist()[0].startswith("ValidationError: Expected `str`, got `int`")
