@@ -6,9 +6,8 @@ first message is stored; one that is created again has another record. Together 
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import islice
 
@@ -22,6 +21,7 @@ from natty import Batch, Natty
 from natty.errors import UNREADABLE
 from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
+from natty.wire.background import map_concurrently
 
 ASKED = "_asked/"
 READ_AHEAD = 8192  # messages; the server sends only their headers
@@ -109,8 +109,10 @@ async def _read_subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncG
     """Yield the subjects of those of the wanted messages that are in the stream, in batches."""
     info = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     if info["config"]["retention"] == "workqueue":
-        async for some in _read_one_by_one(natty, stream, iter(wanted)):
-            yield some
+        upcoming = iter(wanted)  # one by one: a work-queue stream does not allow another reader
+        while some := list(islice(upcoming, AT_ONCE)):
+            messages = await map_concurrently(some, lambda one: natty.jetstream.read(stream, sequence=one))
+            yield [(one.sequence, one.subject) for one in messages if one is not None]
         return
     reader = Ordered(natty.jetstream, stream, OrderedOptions(headers_only=True, max_messages=READ_AHEAD))
     async with aclosing(reader.__aiter__()) as steps:
@@ -122,12 +124,3 @@ async def _read_subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncG
                 yield [pair for pair in zip(step.sequences, subjects, strict=True) if pair[0] in wanted]
                 if step.sequences[-1] >= wanted.last:
                     break
-
-
-async def _read_one_by_one(
-    natty: Natty, stream: str, wanted: Iterator[int]
-) -> AsyncGenerator[list[tuple[int, str]], None]:
-    """Read the messages one by one: a work-queue stream does not allow another reader."""
-    while some := list(islice(wanted, AT_ONCE)):
-        messages = await asyncio.gather(*(natty.jetstream.read(stream, sequence=one) for one in some))
-        yield [(one.sequence, one.subject) for one in messages if one is not None]

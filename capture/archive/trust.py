@@ -17,6 +17,7 @@ from capture.archive.table import Table
 from capture.archive.view import Picture, read_picture
 from capture.errors import CipherError, FormatError, ManifestError
 from capture.stores.contract import Store
+from natty.wire.background import map_concurrently
 
 AT_ONCE = 8  # objects that are compared with their records at a time
 CHUNK_BYTES = 2 << 20
@@ -145,19 +146,17 @@ async def check_contents(store: Store, objects: Iterable[Stored]) -> CheckedCont
 
     Return a reader of exactly these bytes. NotStoredError if an object is missing.
     """
-    at_once = asyncio.Semaphore(AT_ONCE)
     found: dict[str, bytes] = {}
 
     async def look(one: Stored) -> None:
-        async with at_once:
-            digest, size, pieces = sha256(), 0, b""
-            while size <= one.bytes and (data := await store.get_range(one.path, size, CHUNK_BYTES)):
-                await asyncio.to_thread(digest.update, data)
-                pieces += await asyncio.to_thread(_digests, data)
-                size += len(data)
-            if size != one.bytes or digest.hexdigest() != one.sha256:
-                raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
-            found[one.path] = pieces
+        digest, size, pieces = sha256(), 0, b""
+        while size <= one.bytes and (data := await store.get_range(one.path, size, CHUNK_BYTES)):
+            await asyncio.to_thread(digest.update, data)
+            pieces += await asyncio.to_thread(_digests, data)
+            size += len(data)
+        if size != one.bytes or digest.hexdigest() != one.sha256:
+            raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+        found[one.path] = pieces
 
-    await asyncio.gather(*map(look, objects))
+    await map_concurrently(objects, look, at_once=AT_ONCE)
     return CheckedContents(store, found)

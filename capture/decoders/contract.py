@@ -42,7 +42,7 @@ class Decoding(Generic[V]):
 
 
 def by_batch(function: Function) -> Function:
-    """Mark `function` as one that takes a whole batch, so that `module:attribute` does not wrap it."""
+    """Mark `function` as a decoder or partitioner of a whole batch, so that `module:attribute` does not wrap it."""
     setattr(function, BY_BATCH, True)
     return function
 

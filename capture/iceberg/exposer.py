@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeVar
 
 import msgspec
 from pyiceberg.manifest import read_manifest_list
@@ -35,14 +34,12 @@ from capture.iceberg.memory_catalog import MemoryFiles
 from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
 from capture.maintenance.compaction_plan import new_name
 from capture.stores.contract import Store
+from natty.wire.background import map_concurrently
 
 AT_ONCE = 16
 """Objects that are read concurrently."""
 
 log = logging.getLogger("capture.iceberg.exposer")
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ class Exposer:
             assert current is not None, exposed
             await fetch(current.manifest_list)
             manifests = list(read_manifest_list(files.new_input(current.manifest_list)))
-            await _each([one.manifest_path for one in manifests], fetch)
+            await map_concurrently([one.manifest_path for one in manifests], fetch, at_once=AT_ONCE)
         except (ManifestError, NotStoredError) as error:
             log.error(
                 "the Iceberg table in %s is created again, without its history: %s",
@@ -177,7 +174,7 @@ class Exposer:
         gone = frozenset(before - here.keys())
         if not came and not gone and state.snapshots:
             return state
-        footers = await _each(came.values(), lambda one: read_footer(store, one))
+        footers = await map_concurrently(came.values(), lambda one: read_footer(store, one), at_once=AT_ONCE)
 
         def add() -> Added:
             metadata = evolve(state.metadata, change.table.columns, files)
@@ -247,14 +244,3 @@ async def _read_if_stored(store: Store, path: str) -> bytes | None:
         return await store.get(path)
     except NotStoredError:
         return None
-
-
-async def _each(items: Iterable[Item], do: Callable[[Item], Awaitable[Result]]) -> list[Result]:
-    """Call `do` with each item, AT_ONCE at a time. Return the results in order."""
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(item: Item) -> Result:
-        async with slots:
-            return await do(item)
-
-    return list(await asyncio.gather(*(one(item) for item in items)))

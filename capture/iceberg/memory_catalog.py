@@ -18,11 +18,11 @@ class MemoryFiles(FileIO):
 
     def new_input(self, location: str) -> InputFile:
         """Return a file to read."""
-        return _Input(location, self)
+        return _File(location, self)
 
     def new_output(self, location: str) -> OutputFile:
         """Return a file to write."""
-        return _Output(location, self)
+        return _File(location, self)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Raises NotImplementedError: `maintenance.compaction` deletes files, after a grace time."""
@@ -34,7 +34,7 @@ class MemoryFiles(FileIO):
         self.written.append(location)
 
 
-class _Input(InputFile):
+class _File(InputFile, OutputFile):
     def __init__(self, location: str, files: MemoryFiles) -> None:
         super().__init__(location)
         self._files = files
@@ -50,20 +50,8 @@ class _Input(InputFile):
             raise FileNotFoundError(self.location)
         return io.BytesIO(self._files.content[self.location])
 
-
-class _Output(OutputFile):
-    def __init__(self, location: str, files: MemoryFiles) -> None:
-        super().__init__(location)
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files.content[self.location])
-
-    def exists(self) -> bool:
-        return self.location in self._files.content
-
     def to_input_file(self) -> InputFile:
-        return _Input(self.location, self._files)
+        return self
 
     def create(self, overwrite: bool = False) -> Any:
         return _Written(self.location, self._files)

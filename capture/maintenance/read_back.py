@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +13,7 @@ from capture.archive.manifest import Stored, is_encrypted
 from capture.errors import CaptureError, CompactionError, NotStoredError
 from capture.stores.contract import Store
 from capture.stores.stored_file import StoredFile
+from natty.wire.background import map_concurrently
 
 WHOLE_BYTES = 8 << 20
 """A file up to this size is read whole, and its SHA-256 compared; of a larger one only the checked parts are read."""
@@ -30,14 +30,8 @@ async def read_back(store: Store, outputs: Sequence[Stored], keys: Keys | None =
     It reads size, footer, and the sequence and time of each row: sequences must ascend, and sequences and times match
     the record. The writer has checked the other columns; their pages have checksums, which `capture verify` reads.
     """
-    at_once = asyncio.Semaphore(AT_ONCE)
-
-    async def look(output: Stored) -> list[str]:
-        async with at_once:
-            return [f"{output.path}: {wrong}" for wrong in await _differences(store, output, keys)]
-
-    found = await asyncio.gather(*map(look, outputs))
-    if wrong := [one for several in found for one in several]:
+    found = await map_concurrently(outputs, lambda one: _differences(store, one, keys), at_once=AT_ONCE)
+    if wrong := [f"{of.path}: {one}" for of, several in zip(outputs, found, strict=True) for one in several]:
         raise CompactionError(f"the output differs from the report, nothing was committed: {'; '.join(wrong)}")
 
 

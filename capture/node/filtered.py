@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -14,6 +13,7 @@ from capture.archive.sequences import Sequences
 from capture.status.progress import Progress
 from natty import Natty, NattyError
 from natty.names import covers
+from natty.wire.background import map_concurrently
 
 PROBES = 200  # requests for each search, at most; the next search continues
 SPAN = 64  # ranges of at most this many sequences are read one by one
@@ -51,19 +51,22 @@ class Search:
             if not progress.work_queue:  # it takes no second consumer, and has few messages below the ack floor
                 count = _count_from(self._natty, progress.stream, sorted(filters))
                 doubted = await narrow(doubted, known, count)
-            return await self._read_doubted(progress, list(islice(doubted, MOST)))
+            return await self._read_doubted(progress, doubted)
         except NattyError:
             return None
 
-    async def _read_doubted(self, progress: Progress, doubted: list[int]) -> Sequences:
-        asked = []
-        for some in _parts(doubted):
-            reads = (self._natty.jetstream.read(progress.stream, sequence=one) for one in some)
-            messages = [one for one in await asyncio.gather(*reads) if one]
-            asked += [one.sequence for one in messages if is_wanted(progress, one.sequence, one.subject)]
-            unasked = {one.sequence for one in messages} - {*asked}
-            self._unwanted[progress.stream] |= Sequences.from_iterable(unasked)
-        return Sequences.from_iterable(asked)
+    async def _read_doubted(self, progress: Progress, doubted: Sequences) -> Sequences:
+        found: dict[bool, list[int]] = {True: [], False: []}
+
+        async def read(sequence: int) -> None:
+            if message := await self._natty.jetstream.read(progress.stream, sequence=sequence):
+                found[is_wanted(progress, sequence, message.subject)].append(sequence)
+
+        try:
+            await map_concurrently(islice(doubted, MOST), read, at_once=AT_ONCE)
+        finally:
+            self._unwanted[progress.stream] |= Sequences.from_iterable(found[False])
+        return Sequences.from_iterable(found[True])
 
 
 def is_wanted(progress: Progress, sequence: int, subject: str) -> bool:
@@ -117,8 +120,3 @@ def _count_from(natty: Natty, stream: str, filters: list[str]) -> Count:
         return int(made["num_pending"])
 
     return count
-
-
-def _parts(sequences: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(sequences), AT_ONCE):
-        yield sequences[start : start + AT_ONCE]

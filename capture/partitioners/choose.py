@@ -36,21 +36,18 @@ def _subject(argument: str) -> Partitioner[Any]:
     return SubjectToken(int(argument))
 
 
-def _time(argument: str) -> Partitioner[Any]:
-    if argument:
-        raise ConfigError(f"time takes no argument, not {argument!r}; its interval is the limit of that name")
-    return ByTime()
+def _without_argument(made: Partitioner[Any], name: str, about: str) -> Callable[[str], Partitioner[Any]]:
+    def make(argument: str) -> Partitioner[Any]:
+        if argument:
+            raise ConfigError(f"{name} takes no argument, not {argument!r}; {about}")
+        return made
 
-
-def _decoder(argument: str) -> Partitioner[Any]:
-    if argument:
-        raise ConfigError(f"decoder takes no argument, not {argument!r}; the key is what your decoder returns")
-    return ByDecoder()
+    return make
 
 
 _MADE: dict[str, Callable[[str], Partitioner[Any]]] = {
     "subject": _subject,
     "field": Field,
-    "time": _time,
-    "decoder": _decoder,
+    "time": _without_argument(ByTime(), "time", "its interval is the limit of that name"),
+    "decoder": _without_argument(ByDecoder(), "decoder", "the key is what your decoder returns"),
 }

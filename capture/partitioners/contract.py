@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
 
-from capture.decoders.contract import BY_BATCH, reason
+from capture.decoders.contract import by_batch, reason
 from capture.ingest.keys import NONE
 from capture.ingest.record import Record, Records, V
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key per record; records with the same key share blocks. Undecodable ones always have their own key."""
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def by_batch(function: Function) -> Function:
-    """Mark `function` as one that takes all records of a batch, so that `module:attribute` does not wrap it."""
-    setattr(function, BY_BATCH, True)
-    return function
 
 
 def per_record(function: Callable[[Record[V]], Hashable]) -> Partitioner[V]:
