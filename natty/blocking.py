@@ -240,14 +240,14 @@ class Running:
 def _stop_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` at SIGTERM, in the main thread and unless the program handles it."""
 
-    def stopped(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         stop()
 
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    before = signal.signal(signal.SIGTERM, stopped)
+    before = signal.signal(signal.SIGTERM, on_signal)
     try:
         yield
     finally:

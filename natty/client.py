@@ -527,10 +527,10 @@ def as_leader(
 
     def decorate(work: Work[P, T]) -> Elected[P, T]:
         @wraps(work)
-        async def elected(*args: P.args, **kwargs: P.kwargs) -> T:
+        async def campaign(*args: P.args, **kwargs: P.kwargs) -> T:
             async with Natty(**(settings or {})) as client:
                 return await client.election(name, **options).run(work, *args, **kwargs)
 
-        return elected
+        return campaign
 
     return decorate

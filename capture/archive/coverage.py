@@ -45,4 +45,4 @@ def coverage(objects: Iterable[Stored], removed: Mapping[str, Sequences]) -> dic
 def _coverage_of(sets: list[Sequences], removed: Sequences) -> Coverage:
     held = Sequences.union_of(sets)
     repeated = sum(map(len, sets)) > len(held)
-    return Coverage(held, removed, Sequences.repeated_in(sets) if repeated else Sequences())
+    return Coverage(held, removed, Sequences.find_repeated(sets) if repeated else Sequences())

@@ -120,7 +120,7 @@ class Keys:
         _check_place(header, described)
         return plain
 
-    def opened(self, file: IO[bytes], described: object) -> Plaintext:
+    def decrypt_file(self, file: IO[bytes], described: object) -> Plaintext:
         """Return the plaintext as a file; the object's own file stays open, and the result uses it.
 
         Reads the whole object once to check its tag. So the result is what was encrypted, unless the object's file is

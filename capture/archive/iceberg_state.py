@@ -64,7 +64,7 @@ class Iceberg(msgspec.Struct, frozen=True, kw_only=True):
             named |= one.objects
         return named
 
-    def held(self) -> set[str]:
+    def list_held(self) -> set[str]:
         """Return the paths that only older snapshots name."""
         return {path for one in self.snapshots for path in one.dropped}
 
@@ -159,4 +159,4 @@ def iceberg_paths(tables: dict[str, Iceberg]) -> Iterator[str]:
     for stream, one in tables.items():
         yield from (hint_path(stream), version_path(stream, one.number))
         yield from one.objects()
-        yield from one.held()
+        yield from one.list_held()

@@ -131,7 +131,7 @@ class Recording(Document, frozen=True, kw_only=True):
     earlier: Earlier | None = None
     of_manifest: int = 0
 
-    def deleted(self, stream: str) -> Sequences:
+    def find_deleted(self, stream: str) -> Sequences:
         """Return every sequence that the stream was seen to have deleted."""
         record = self.streams.get(stream)
         return Sequences.from_text(record.deleted) if record else Sequences()

@@ -54,7 +54,7 @@ class Retention:
     rules: Sequence[Rule] = ()
     interval: float = 0.0
 
-    def expired(self, objects: Iterable[Stored], now: float) -> list[Expired]:
+    def find_expired(self, objects: Iterable[Stored], now: float) -> list[Expired]:
         """Return which of the archive's objects to remove at `now` (Unix seconds), the oldest of each rule first; pure.
 
         `objects` are all blocks and table files of a picture: their sizes are added up.

@@ -71,7 +71,7 @@ class Sequences:
         return cls(bits)
 
     @classmethod
-    def repeated_in(cls, sets: Iterable[Sequences]) -> Sequences:
+    def find_repeated(cls, sets: Iterable[Sequences]) -> Sequences:
         """Return the sequences in at least two of the sets, also in one pass."""
         seen, twice = BitMap64(), BitMap64()
         for one in sets:

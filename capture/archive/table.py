@@ -38,7 +38,7 @@ class Table(Document, frozen=True, kw_only=True):
     columns: str = ""
     iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
 
-    def named(self) -> set[str]:
+    def list_named(self) -> set[str]:
         """Return every path that must not be deleted: files, retired files, and what other engines' readers need."""
         paths = {one.path for part in (self.files, self.retired) for one in part}
         return paths.union(iceberg_paths(self.iceberg))

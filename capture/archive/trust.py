@@ -41,7 +41,7 @@ class Trust:
         if self.public_keys is not None:
             self.public_keys.check(self.archive, path, data)
 
-    def refused(self, objects: Iterable[Stored]) -> list[str]:
+    def list_refused(self, objects: Iterable[Stored]) -> list[str]:
         """Return a sentence for each object that must be encrypted and is not."""
         if not self.encrypted_only:
             return []
@@ -49,7 +49,7 @@ class Trust:
 
     def check_objects(self, objects: Iterable[Stored]) -> None:
         """Raise CipherError if an object must be encrypted and is not."""
-        if refused := self.refused(objects):
+        if refused := self.list_refused(objects):
             more = f", nor are {len(refused) - 1:,} others" if len(refused) > 1 else ""
             raise CipherError(f"{refused[0]}{more}: see `capture verify`")
 

@@ -49,7 +49,7 @@ class Picture:
         """Whether the two belong together: neither is older than the one that the other was made of."""
         return self.manifest.of_table <= self.table.number and self.table.of_manifest <= self.manifest.number
 
-    def unadopted(self, entries: Iterable[Stored]) -> list[Stored]:
+    def list_unadopted(self, entries: Iterable[Stored]) -> list[Stored]:
         """Return those of the entries, which were read earlier, whose blocks this picture does not name."""
         known = {one.path for part in (self.manifest.blocks, self.manifest.retired) for one in part}
         known.update(self.table.consumed)

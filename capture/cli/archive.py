@@ -121,7 +121,7 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
                     if not done.failed:
                         raise
                     break  # only the groups that failed before are left
-                done = done.followed_by(last)
+                done = done.add(last)
             return done
 
     return work

@@ -25,7 +25,7 @@ async def list_due_groups(config: CaptureConfig) -> dict[str, Any]:
     async with Natty(**config.nats) as natty:
         heads = SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
         picture = await read_picture(store, *heads)
-    expired = {one.object.path for one in retention(config).expired([*picture.blocks, *picture.files], now)}
+    expired = {one.object.path for one in retention(config).find_expired([*picture.blocks, *picture.files], now)}
     groups = plan(picture, policy(config), now=now, token=0, leave=expired)
     taken = {one.path for group in groups for one in group.inputs}
     waiting = [one for one in picture.blocks if one.path not in taken]

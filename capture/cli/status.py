@@ -150,7 +150,7 @@ def _archive(status: Status, state: ArchiveState) -> Table:
         table.add_row(f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}")
     if healed := sum(one.healed for one in state.streams):
         table.add_row("healed", f"{healed:,} messages that no node had stored, by {state.leader}")
-    for sentence in filter(None, (stream.gone_sentence() for stream in state.streams)):
+    for sentence in filter(None, (stream.describe_gone() for stream in state.streams)):
         table.add_row("gone", printable(sentence))
     if state.removed_objects:
         table.add_row("retention", f"removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")

@@ -61,7 +61,7 @@ def _pieces(
         raise FormatError(f"{stored.format} does not keep messages whole: they can't be read back from it")
     file = pa.BufferReader(source) if isinstance(source, bytes) else source
     if format_of(stored.format).columnar:
-        yield from _of_parquet(layers.opened(file, stored), columns, piece_bytes)
+        yield from _of_parquet(layers.open(file, stored), columns, piece_bytes)
     else:
         for rows in layers.parts(file, stored, piece_bytes):
             yield from rows.select(list(columns)).combine_chunks().to_batches(max_chunksize=PIECE_ROWS)

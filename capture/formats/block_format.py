@@ -33,9 +33,9 @@ class BlockWriter:
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""
-        return self.sized(block)[0]
+        return self.write_sized(block)[0]
 
-    def sized(self, block: SealedBlock) -> tuple[bytes, int]:
+    def write_sized(self, block: SealedBlock) -> tuple[bytes, int]:
         """Return the object's bytes, and the size of their content before compression and encryption."""
         plain = self._plain.write(block)
         data = self._codec.compress(plain) if self._codec else plain
@@ -62,20 +62,20 @@ class BlockReader:
 
         CipherError, or any error of the format about unreadable bytes.
         """
-        return self._plain.read(self.opened(BytesIO(data), described).read())
+        return self._plain.read(self.open(BytesIO(data), described).read())
 
     def parts(self, file: IO[bytes], described: SealedBlock | Stored, part_bytes: int) -> Iterator[pa.Table]:
         """Yield the rows of `read`, in parts of about `part_bytes`. Raises the same errors."""
-        yield from self._plain.parts(self.opened(file, described), part_bytes)
+        yield from self._plain.parts(self.open(file, described), part_bytes)
 
     def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`, and raises the same errors.
 
         The file is read piece by piece; CSV is held in memory as a whole.
         """
-        yield from self._plain.positions(self.opened(file, described))
+        yield from self._plain.positions(self.open(file, described))
 
-    def opened(self, file: IO[bytes], described: SealedBlock | Stored) -> IO[bytes]:
+    def open(self, file: IO[bytes], described: SealedBlock | Stored) -> IO[bytes]:
         """Return the format's bytes from an object's file; they are decrypted and decompressed while they are read.
 
         Without compression the result is seekable, as Parquet needs it. CipherError. A read raises the compression's
@@ -84,7 +84,7 @@ class BlockReader:
         if self.format.endswith(f".{ENDING}"):
             if self._keys is None:
                 raise KeyMissingError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
-            file = cast("IO[bytes]", self._keys.opened(file, described))
+            file = cast("IO[bytes]", self._keys.decrypt_file(file, described))
         if self._codec is None:
             return file
-        return cast("IO[bytes]", Limited(self._codec.opened(file), largest_plain(described)))
+        return cast("IO[bytes]", Limited(self._codec.open(file), largest_plain(described)))

@@ -30,7 +30,7 @@ class Codec:
     name: str
     ending: str
     compress: Callable[[bytes], bytes]
-    opened: Callable[[IO[bytes]], IO[bytes]]
+    open: Callable[[IO[bytes]], IO[bytes]]
     """Returns a reader that decompresses a file from its start to its end. Closing the reader may close the file."""
 
 

@@ -131,7 +131,7 @@ class Exposer:
             await store.put(self._path(location), files.content[location])
         if before:
             let_go += [before.metadata, version_path(stream, before.number)]
-            let_go += [] if opened else sorted({*before.objects(), *before.held()} - {one.path for one in wanted})
+            let_go += [] if opened else sorted({*before.objects(), *before.list_held()} - {one.path for one in wanted})
         return _with_pointer(change, stream, exposed, let_go)
 
     async def _open(self, store: Store, exposed: Iceberg) -> _State | None:
@@ -223,7 +223,7 @@ class Exposer:
 
 def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterable[str]) -> Table:
     """Return the table with this pointer. Objects of past snapshots are not retired before these expire."""
-    held = exposed.held()
+    held = exposed.list_held()
     retired = {one.path: one for one in change.table.retired if one.path not in held}
     retired = {path: Retired(path, change.now) for path in let_go} | retired
     return msgspec.structs.replace(

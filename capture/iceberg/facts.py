@@ -79,8 +79,8 @@ def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schem
         value_counts=dict(columns.values),
         null_value_counts={one: count for one, count in columns.nulls.items() if one not in columns.unknown},
         nan_value_counts={},
-        lower_bounds={name: value for name, bounds in columns.known() if (value := bounds.min_as_bytes()) is not None},
-        upper_bounds={name: value for name, bounds in columns.known() if (value := bounds.max_as_bytes()) is not None},
+        lower_bounds={name: value for name, bounds in columns.items() if (value := bounds.min_as_bytes()) is not None},
+        upper_bounds={name: value for name, bounds in columns.items() if (value := bounds.max_as_bytes()) is not None},
         key_metadata=None,
         split_offsets=starts,
         equality_ids=None,
@@ -107,7 +107,7 @@ class _Columns:
         first = group.column(0)
         return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)
 
-    def known(self) -> Iterator[tuple[int, StatsAggregator]]:
+    def items(self) -> Iterator[tuple[int, StatsAggregator]]:
         """Yield the bounds of each column that has bounds in every row group."""
         return ((one, bounds) for one, bounds in self._bounds.items() if one not in self.unknown)
 

@@ -83,14 +83,14 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     gone_are: str = ""
     gone_because: str = ""
 
-    def missing_sentence(self) -> str:
+    def describe_missing(self) -> str:
         """Return a sentence that says which messages are missing, and what happens to them; "" if none is."""
         if not self.missing:
             return ""
         found = f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
         return f"{found}; the stream has them, and the next sweep tries again to store them: {self.remedy}"
 
-    def awaited_sentence(self) -> str:
+    def describe_awaited(self) -> str:
         """Return a sentence that says which messages are acknowledged and not stored yet; "" if none is."""
         if not self.awaited:
             return ""
@@ -99,14 +99,14 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
             f" ({self.awaited_are}): the sweep stores those that no node has stored within {self.ack_wait:g} s"
         )
 
-    def gone_sentence(self) -> str:
+    def describe_gone(self) -> str:
         """Return a sentence that says which messages left the stream before a node could store them; "" if none did."""
         if not self.gone:
             return ""
         which = f"{self.gone:,} messages of {self.stream} left it before a node stored them ({self.gone_are})"
         return f"{which}: {self.gone_because}"
 
-    def gaps_sentence(self) -> str:
+    def describe_gaps(self) -> str:
         """Return how many sequences the archive does not hold, why, and how many messages it repeats; or ""."""
         gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
         if self.missing is None:
@@ -230,7 +230,7 @@ class View:
             return [*found, "the archive was never swept"]
         if self.is_late:
             found.append(f"the last sweep was {self.ago:.0f} s ago (expected every {self.state.every:g} s)")
-        found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
+        found += [missing for one in self.state.streams if (missing := one.describe_missing())]
         found += few([f"{path} is named by an entry and missing" for path in self.state.dangling])
         found += few([f"an entry can't be read: {text}" for text in self.state.unreadable])
         found += [differing] if (differing := disagreement(self.locations)) else []
@@ -366,7 +366,7 @@ def server_time(info: dict[str, Any]) -> float:
     return parse_time(info["ts"]) / 1e9
 
 
-async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
+async def keep_announcing(board: Board, state: Callable[[], NodeState]) -> None:
     """Publish a node's state again and again, until cancelled.
 
     If the server can't be reached or does not allow it, that is logged once. Errors of `state` are raised.
@@ -385,9 +385,9 @@ async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def announced(board: Board, node: str, state: Callable[[], NodeState]) -> AsyncIterator[None]:
+async def announce(board: Board, node: str, state: Callable[[], NodeState]) -> AsyncIterator[None]:
     """While the body runs, publish a node's state; at the end withdraw it, even if publishing has just failed."""
-    task = asyncio.create_task(keep_up(f"the announcement of {node}", lambda: announcing(board, state)))
+    task = asyncio.create_task(keep_up(f"the announcement of {node}", lambda: keep_announcing(board, state)))
     try:
         yield
     finally:

@@ -152,8 +152,8 @@ class Committer:
             self._acknowledger.nak(replies, delay)
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
-        sized = getattr(self._writer, "sized", None)  # only writers that compress or encrypt have it
-        data, plain_bytes = sized(block) if sized else (plain := self._writer.write(block), len(plain))
+        write_sized = getattr(self._writer, "write_sized", None)  # only writers that compress or encrypt have it
+        data, plain_bytes = write_sized(block) if write_sized else (plain := self._writer.write(block), len(plain))
         digest = sha256(data).hexdigest()
         partition = Partition(block.stream, block.key, block.interval, int(self.options.interval))
         path = block_path(

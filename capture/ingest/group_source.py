@@ -100,7 +100,7 @@ class GroupSource:
         """
         while not self._stopping:
             self._raise_failure()
-            if not (waiting := self._waiting()):
+            if not (waiting := self._count_waiting()):
                 await self._arrival()
             if 0 < waiting < ENOUGH:
                 await asyncio.sleep(GATHER)
@@ -130,7 +130,7 @@ class GroupSource:
             if reader := self._readers.get(consumer):
                 reader.nak(some, delay)
 
-    def _waiting(self) -> int:
+    def _count_waiting(self) -> int:
         return sum(len(reader.arrived) for reader in self._readers.values())
 
     async def _arrival(self) -> None:

@@ -36,10 +36,10 @@ def layout(spec: str) -> Layout:
     Your own takes a `Partition` and returns a folder: relative, with "/" between its parts. If it raises, or returns
     something that is not a folder, the reason is logged and the block is stored where "hive" would store it.
     """
-    return LAYOUTS[spec] if spec in LAYOUTS else resolved_by(load_function(spec, "layout", LAYOUTS))
+    return LAYOUTS[spec] if spec in LAYOUTS else guard(load_function(spec, "layout", LAYOUTS))
 
 
-def resolved_by(resolve: Callable[[Partition], str]) -> Layout:
+def guard(resolve: Callable[[Partition], str]) -> Layout:
     """Return a layout that calls a function of the user."""
 
     def place(partition: Partition) -> str:

@@ -84,7 +84,7 @@ class PinnedReader:
         if not taken or pull is None:
             return [], lambda: None
         self._floor.note_batch(Batch(taken))
-        return taken, lambda: pull.finished(len(taken))
+        return taken, lambda: pull.finish(len(taken))
 
     def ack(self, replies: list[bytes]) -> None:
         """Acknowledge the last message up to which all are stored."""

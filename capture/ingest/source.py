@@ -143,7 +143,7 @@ class Source:
             if self._floor is not None and batch.raw:
                 self._floor.note_batch(batch)
             yield batch
-            self._pull.finished(len(batch))  # its messages are in blocks, which have their own limits
+            self._pull.finish(len(batch))  # its messages are in blocks, which have their own limits
         await reader  # raises the error that ended it
 
     async def _arrival(self) -> None:

@@ -52,7 +52,7 @@ class CompactReport:
     failed: list[str] = field(default_factory=list)
     conflicts: dict[str, int] = field(default_factory=dict)
 
-    def followed_by(self, other: CompactReport) -> CompactReport:
+    def add(self, other: CompactReport) -> CompactReport:
         """Return the sum of two runs. `failed` is the second run's, or the first one's if that is empty."""
         numbers = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
         counts = {name: value + getattr(other, name) for name, value in numbers.items()}
@@ -205,7 +205,7 @@ async def compact(
     await map_concurrently(
         _superfluous(picture.table, objects, now - grace)[:MOST_DELETED], remove, at_once=REQUESTS_AT_ONCE
     )
-    expired = {one.object.path for one in retention.expired([*picture.blocks, *picture.files], now)}
+    expired = {one.object.path for one in retention.find_expired([*picture.blocks, *picture.files], now)}
     kept = without(picture.table, expired, now)
     gone = len(picture.files) - len(kept.files)
     if gone or commits.exposure.is_due(kept, now):
@@ -296,7 +296,7 @@ def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
     The latter are outputs that no leader has committed or will commit. They were listed before the table was read and
     taken over, so their writer was either deposed by now, or is a failed run of this term.
     """
-    named = table.named()
+    named = table.list_named()
     listed = {one.path for one in objects}
     old = [one.path for one in objects if one.path.startswith((TABLE, ICEBERG)) and one.modified < before]
     return [

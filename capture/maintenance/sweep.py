@@ -154,7 +154,7 @@ def _find_expired(
         return []
     ours = {one.path for one in blocks}
     files = table.files if table else manifest.table
-    return [one for one in retention.expired([*blocks, *files], now) if one.object.path in ours]
+    return [one for one in retention.find_expired([*blocks, *files], now) if one.object.path in ours]
 
 
 def _find_first_held(
@@ -234,8 +234,8 @@ async def sweep(
     objects = await _list_archive(store)
     head, manifest = await current(store, pointer, Manifest, now)
     table, entries, objects, unreadable = await _read_state(store, manifest, table_head, objects)
-    if refused := trust.refused(entries):
-        entries, unreadable = [one for one in entries if not trust.refused([one])], [*unreadable, *refused]
+    if refused := trust.list_refused(entries):
+        entries, unreadable = [one for one in entries if not trust.list_refused([one])], [*unreadable, *refused]
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
     if plan.manifest is not None:
         head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))
@@ -264,7 +264,7 @@ async def preview(
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
     blocks = [*(plan.manifest or manifest).blocks, *(one.object for one in plan.expired)]
     files = {one.path: one for one in (table.files if table else manifest.table)}
-    expired = retention.expired([*blocks, *files.values()], now)
+    expired = retention.find_expired([*blocks, *files.values()], now)
     return Preview(plan, [one for one in expired if one.object.path in files], {one.path for one in manifest.retired})
 
 

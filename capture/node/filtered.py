@@ -35,7 +35,7 @@ class Search:
     def __repr__(self) -> str:
         return f"Search({dict(self._unwanted)})"
 
-    async def unstored(self, progress: Progress, found: Coverage, present: Sequences) -> Sequences | None:
+    async def find_unstored(self, progress: Progress, found: Coverage, present: Sequences) -> Sequences | None:
         """Return such messages up to the last acknowledged one, a portion at a time.
 
         Returns None if the answer is unknown: the server does not answer, or other subjects were captured before.

@@ -119,7 +119,7 @@ class Healer:
                 await self._acknowledge(progress, present & found.held)
             unstored: Sequences | None = gaps & present - progress.before_scope
             if not progress.whole:
-                unstored = await self._search.unstored(progress, found, present)
+                unstored = await self._search.find_unstored(progress, found, present)
             if unstored is not None:
                 missing = await self.tend(progress, unstored)
         return progress.state(found, missing, self._gone[progress.stream])
@@ -313,7 +313,7 @@ class Reading:
         return subject
 
 
-async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
+async def read_held_since(board: Board, elapsed: Callable[[], float]) -> float:
     """Return since when, by `elapsed`, running nodes may have held unstored messages; -inf if unknown."""
     try:
         return elapsed() - (await board.read()).held_for

@@ -31,7 +31,7 @@ from capture.maintenance.engine import Engine
 from capture.maintenance.read_back import read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.sweep import SweepReport, sweep
-from capture.node.heal import Healer, StoreMessages, held_since
+from capture.node.heal import Healer, StoreMessages, read_held_since
 from capture.spark import SparkDriver
 from capture.status.progress import Progress, read_progress
 from capture.stores import Store
@@ -274,7 +274,7 @@ class Sweeps:
             duty.config,
             duty.store_messages,
             check=term.check,
-            held_since=partial(held_since, self._board, duty.elapsed),
+            held_since=partial(read_held_since, self._board, duty.elapsed),
             elapsed=duty.elapsed,
         )
 
@@ -374,8 +374,8 @@ class Sweeps:
             text = "%s swept: %d blocks adopted, %d removed by retention"
             log.info(text, self._duty.node, adopted, expired, extra={"action": "swept"})
         errors = [*report.unreadable, *(f"{path} is named by an entry and missing" for path in report.dangling)]
-        errors += [missing for one in streams if (missing := one.missing_sentence())]
-        notes = [note for one in streams for note in (one.gaps_sentence(), one.awaited_sentence()) if note]
+        errors += [missing for one in streams if (missing := one.describe_missing())]
+        notes = [note for one in streams for note in (one.describe_gaps(), one.describe_awaited()) if note]
         for level, sentences in ((logging.ERROR, errors), (logging.WARNING, unpublished), (logging.INFO, notes)):
             for sentence in sentences:
                 if sentence not in self._logged:

@@ -29,11 +29,10 @@ async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> 
     head = await SWEEP.reader(natty, config.name)()
     states = await consumer_states(natty, config)
     if head is not None and not await _has(natty, store, config, head):
+        known = await _read_known_store(natty, config)
         raise OtherStoreError(
-            f"{_explain(config, await _known_store(natty, config), store)}: NATS records manifest {head.number} of "
-            "it as"
-            f" the committed one ({head.path}), and that is not in {store.url}. "
-            + _ways(await _known_store(natty, config), store)
+            f"{_explain(config, known, store)}: NATS records manifest {head.number} of it as the committed one"
+            f" ({head.path}), and that is not in {store.url}. {_ways(known, store)}"
         )
     acknowledged = [one for one in states if one["ack_floor"]["consumer_seq"]]
     if acknowledged and not await _is_captured(store, config.stream):
@@ -41,7 +40,7 @@ async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> 
         raise OtherStoreError(
             f"{store.url} holds nothing of stream {config.stream}, and its consumer {names} has acknowledged"
             f" messages up to sequence {max(one['ack_floor']['stream_seq'] for one in acknowledged):,}: they would be"
-            f" missing here. {_ways(await _known_store(natty, config), store)}"
+            f" missing here. {_ways(await _read_known_store(natty, config), store)}"
         )
 
 
@@ -56,7 +55,7 @@ async def _has(natty: Natty, store: Store, config: CaptureConfig, head: Head) ->
     }
     if head.path in found or max(found.values(), default=0) > head.number:
         return True
-    return bool(found) and await _known_store(natty, config) == store.url
+    return bool(found) and await _read_known_store(natty, config) == store.url
 
 
 async def _is_captured(store: Store, stream: str) -> bool:
@@ -67,7 +66,7 @@ async def _is_captured(store: Store, stream: str) -> bool:
     return True
 
 
-async def _known_store(natty: Natty, config: CaptureConfig) -> str:
+async def _read_known_store(natty: Natty, config: CaptureConfig) -> str:
     """Return the store's URL in the published state of the last sweep; "" if there is none."""
     try:
         state = (await Board(natty, config.name).read()).state

@@ -21,7 +21,7 @@ from capture.decoders import decoder
 from capture.errors import CaptureError, NotDrainedError
 from capture.formats import writer
 from capture.ingest.block import OpenBlocks
-from capture.ingest.board import Board, NodeState, announced, software_version
+from capture.ingest.board import Board, NodeState, announce, software_version
 from capture.ingest.commit import Acknowledger, CommitOptions, Committer
 from capture.ingest.durable import TOGETHER, Durable, prepare
 from capture.ingest.group_source import GroupSource, roster_key
@@ -135,7 +135,7 @@ class Node:
             *await self._campaigns(natty),
             asyncio.create_task(keep_up(f"the summary of {self.name}", lambda: self._summarise(natty))),
         ]
-        async with announced(Board(natty, self.config.name), self.name, self.state):
+        async with announce(Board(natty, self.config.name), self.name, self.state):
             try:
                 await self._capture(natty, durables)
             finally:
@@ -229,12 +229,12 @@ class Node:
     async def _store_messages(self, messages: AsyncIterable[Batch], acknowledger: Acknowledger) -> None:
         """Store messages that the sweep's leader has read, in the same way as delivered ones. Raises StoreError."""
 
-        def completed(completion: Completion) -> None:
+        def count_healed(completion: Completion) -> None:
             self._count(completion)
             if completion.error is None:
                 self.stored["healed"] += completion.count
 
-        blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, completed).commit
+        blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, count_healed).commit
         in_flight = InFlight(blocks, self.config.slots)
         await capture(messages, self._decode.decode, self._partition, blocks, commit, in_flight=in_flight)
 

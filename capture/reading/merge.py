@@ -69,7 +69,7 @@ def make_look(
         if unreadable:
             raise ManifestError(unreadable[0])
         picture = await read_trusted(store, *heads, trust)
-        waiting = [one for one in picture.unadopted(entries) if stream in ("", one.stream)]
+        waiting = [one for one in picture.list_unadopted(entries) if stream in ("", one.stream)]
         adopted = [one for one in (*picture.files, *picture.blocks) if stream in ("", one.stream)]
         found = [*adopted, *await _find_existing(store, waiting)]
         trust.check_objects(found)

@@ -126,7 +126,7 @@ def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list
         objects, key=lambda one: (not format_of(one.format).restorable, not one.path.startswith(TABLE), one.path)
     )
     sets = [(one, parse_sequences(one)) for one in preferred]
-    contested = Sequences.repeated_in(mine for _, mine in sets)
+    contested = Sequences.find_repeated(mine for _, mine in sets)
     claimed = Sequences()
     plan = []
     for one, mine in sets:

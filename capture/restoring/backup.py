@@ -34,7 +34,7 @@ from capture.ingest.pipeline import capture
 from capture.ingest.record import Records
 from capture.partitioners import partitioner
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
-from capture.restoring.contents import check_settings, checked_state, consumers_of
+from capture.restoring.contents import check_settings, check_state, consumers_of
 from capture.restoring.past import Window, list_held_then, read_past
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import EXACT, Options, Target, plan_restore
@@ -134,7 +134,7 @@ class _Backup:
     def __init__(self, stream: str, reader: ArchiveReader) -> None:
         """FormatError if the backup's state of the stream and consumers is not valid."""
         self.stream = stream
-        self.state, self.consumers = checked_state(reader.state), consumers_of(reader.consumers)
+        self.state, self.consumers = check_state(reader.state), consumers_of(reader.consumers)
         self.count = 0
         self.held = Sequences()
         self._pieces = reader.messages(stream)

@@ -94,7 +94,7 @@ def _check_name(kind: str, name: str) -> str:
     return name
 
 
-def checked_state(told: Mapping[str, Any]) -> dict[str, Any]:
+def check_state(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stream's state with every number that a restore relies on. FormatError."""
     try:
         state = msgspec.convert(told, _State)

@@ -137,7 +137,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
             f" recorded ones: {', '.join(newest.streams) or 'none'}"
         )
     then = newest if window.at_ns is None else await recording_at(store, newest, window.at_ns / 1e9)
-    records = [*picture.blocks, *picture.files, *picture.unadopted(entries)]
+    records = [*picture.blocks, *picture.files, *picture.list_unadopted(entries)]
     objects = [one for one in records if one.stream == config.stream]
     trust.check_objects(objects)
     await _check_all_exist(store, objects)

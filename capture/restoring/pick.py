@@ -34,7 +34,7 @@ async def rows_of(
             yield as_columns(batch)
 
 
-async def chosen(
+async def find_selected(
     store: Store, objects: Iterable[Stored], selection: Selection, wanted: Sequences, *, keys: Keys | None = None
 ) -> Sequences:
     """Return the wanted sequences that are selected. An object is read only if its record does not decide it.

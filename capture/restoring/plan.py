@@ -105,10 +105,10 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
     gaps = Sequences.from_range(first, last) - there
     not_kept = [
         *cut,
-        *_unrestorable(wanted - there, spoilt),
-        *_missing(past, options.window, gaps - (wanted - there)),
+        *_report_unrestorable(wanted - there, spoilt),
+        *_report_missing(past, options.window, gaps - (wanted - there)),
         *left,
-        *_too_old(config, objects, there, now),
+        *_report_too_old(config, objects, there, now),
         *_always(past, consumers, exact),
     ]
     state = past.record.state if past.record else {}
@@ -221,7 +221,7 @@ def _consumers(
             kept.append({"config": config, "state": state})
             if contradiction:
                 left.append(_other_place(name, one, place, contradiction))
-            elif "pending" not in state and (again := _acknowledged_beyond(one, place)):
+            elif "pending" not in state and (again := _count_acknowledged_beyond(one, place)):
                 left.append(
                     f"consumer {name} gets up to {again:,} messages again that it has acknowledged, after sequence"
                     f" {state['ack_floor']['stream_seq']:,}"
@@ -252,7 +252,7 @@ def _consumer_state(one: Consumer, place: Position, wanted: Sequences, last: int
     return dict(msgspec.to_builtins(state, str_keys=True))
 
 
-def _acknowledged_beyond(one: Consumer, place: Position) -> int:
+def _count_acknowledged_beyond(one: Consumer, place: Position) -> int:
     """Return the most messages that a consumer may have acknowledged after a position; redelivered ones count twice."""
     unacked = len(one.pending) if one.pending is not None else one.unacked
     return 0 if unacked is None else max(0, one.delivered.consumer_seq - place.consumer_seq - unacked)
@@ -271,14 +271,14 @@ def _position(place: Position, last: int) -> dict[str, int]:
     return {"consumer_seq": place.consumer_seq, "stream_seq": min(place.stream_seq, last)}
 
 
-def _unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
+def _report_unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
     if lost:
         paths = sorted(spoilt)
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{len(lost):,} messages ({lost.describe()}) are only in {paths[0]}{more}, which does not keep them whole"
 
 
-def _missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
+def _report_missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
     """Report the gaps that are neither deleted in the stream nor left out on purpose."""
     if window.subjects:
         return
@@ -290,7 +290,7 @@ def _missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
         yield f"{len(unknown):,} sequences ({unknown.describe()}) are not in the archive: `capture verify` says why"
 
 
-def _too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences, now: float) -> Iterable[str]:
+def _report_too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences, now: float) -> Iterable[str]:
     if not (age := config.get("max_age")):
         return
     before = now * 1e9 - age

@@ -17,13 +17,13 @@ from capture.errors import RestoreError, RestoreRefusedError
 from capture.reading.shares import Selection
 from capture.restoring.archive import ArchiveWriter
 from capture.restoring.past import list_held_then, read_past
-from capture.restoring.pick import chosen, fit, rows_of
+from capture.restoring.pick import find_selected, fit, rows_of
 from capture.restoring.plan import Options, Plan, Target, plan_restore
 from capture.restoring.uptake import (
     POLL,
     consumers_there,
     give_up,
-    in_making,
+    incomplete_config,
     remove_leftover,
     stream_there,
     try_replicas,
@@ -68,7 +68,7 @@ async def prepare(
     until_ns = None if window.at_ns is None else window.at_ns + 1
     selection = Selection(since_ns=window.start_ns, until_ns=until_ns, subjects=window.subjects)
     if selection.columns:
-        wanted = await chosen(store, fit(past.objects), selection, wanted, keys=config.keys())
+        wanted = await find_selected(store, fit(past.objects), selection, wanted, keys=config.keys())
     return plan_restore(past, wanted, options, await look_at(natty), now=time.time())
 
 
@@ -107,7 +107,7 @@ async def restore_exactly(
             on_progress(sent, plan.messages)
 
     try:
-        making = in_making(plan.config, token)
+        making = incomplete_config(plan.config, token)
         await try_replicas(natty, making)
         async with aclosing(_pieces(plan, store, keys, count)) as pieces:
             await upload(natty, making | {"num_replicas": 1}, plan.state(), pieces)

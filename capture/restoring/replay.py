@@ -23,7 +23,7 @@ from capture.errors import RestoreError, RestoreRefusedError
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import Plan
 from capture.restoring.rebuild import THERE_WITHIN, Progress, Restored
-from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover, stream_there
+from capture.restoring.uptake import HIDDEN, give_up, incomplete_config, remove_leftover, stream_there
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack
@@ -74,7 +74,7 @@ def write_origin(stream: str, sequence: int, time_ns: int, headers: bytes | None
 # --- with their sequences ---------------------------------------------------------------------------------------------
 
 
-def understood(config: Mapping[str, Any], version: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
+def split_settings(config: Mapping[str, Any], version: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
     """Return the settings that a server of this version knows, and the names of the others."""
     unknown = [name for name in config if FIELDS_SINCE.get(name, (0, 0)) > version[:2]]
     return {name: value for name, value in config.items() if name not in unknown}, sorted(
@@ -93,7 +93,7 @@ async def rebuild_published(
     if plan.obstacles:
         raise RestoreRefusedError(plan.obstacles[0])
     began, token = time.monotonic(), token_hex(8)
-    final, unknown = understood(plan.config, natty.connection.server_version)
+    final, unknown = split_settings(plan.config, natty.connection.server_version)
     await remove_leftover(natty, plan.name)
     try:
         await natty.jetstream.request(f"STREAM.CREATE.{plan.name}", _initial_config(final, plan, token))
@@ -103,7 +103,7 @@ async def rebuild_published(
                 await publishing.send([(prefix + subject, headers, data, seq) for subject, headers, data, seq in batch])
                 if on_progress is not None:
                     on_progress(min(plan.messages, publishing.messages), plan.messages)
-            await publishing.settled()
+            await publishing.wait_until_stored()
         await natty.jetstream.request(f"STREAM.PURGE.{plan.name}", {"filter": GAP.decode()})
         for one in plan.consumers:
             await natty.jetstream.request(
@@ -136,7 +136,7 @@ def _initial_config(config: Mapping[str, Any], plan: Plan, token: str) -> dict[s
 
     Interest retention would keep no messages before consumers exist.
     """
-    making = {name: value for name, value in in_making(config, token).items() if name != "subject_transform"}
+    making = {name: value for name, value in incomplete_config(config, token).items() if name != "subject_transform"}
     return making | {
         "first_seq": max(1, plan.first),
         "subjects": [f"{HIDDEN}{token}.>"],
@@ -241,7 +241,7 @@ async def replay(
             await publishing.send(batch)
             if on_progress is not None:
                 on_progress(publishing.messages, plan.messages)
-        await publishing.settled()
+        await publishing.wait_until_stored()
     sent = publishing.messages
     return Restored(
         plan=plan, messages=sent, kept=sent, seconds=clock() - began, not_kept=("sequences", *NOT_BY_PUBLISHING)
@@ -288,7 +288,7 @@ class _Publishing:
             self._connection.send_many(wire)
             await self._connection.drain()
 
-    async def settled(self) -> None:
+    async def wait_until_stored(self) -> None:
         """Wait until every message is stored. PublishError, RestoreError."""
         await self._wait_until(lambda: not self._waiting)
 

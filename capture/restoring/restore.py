@@ -61,7 +61,7 @@ async def restore(
     what is left.
     """
     store = store_of(archive)
-    config = configured(archive, stream or await only_stream(store))
+    config = load_config(archive, stream or await only_stream(store))
     window = Window(
         at_ns=time_ns_of(at),
         to_sequence=to_sequence,
@@ -78,7 +78,7 @@ async def restore(
     return await carry_out(natty, plan, store, config.keys(), on_progress)
 
 
-def configured(archive: Where, stream: str) -> CaptureConfig:
+def load_config(archive: Where, stream: str) -> CaptureConfig:
     """Return the configuration of an archive, for this stream. ConfigError."""
     if isinstance(archive, CaptureConfig):
         return msgspec.structs.replace(archive, stream=stream)

@@ -57,7 +57,7 @@ SILENCED = ("sources", "republish")
 """Settings that would add other messages, or republish them."""
 
 
-def in_making(config: Mapping[str, Any], token: str) -> dict[str, Any]:
+def incomplete_config(config: Mapping[str, Any], token: str) -> dict[str, Any]:
     """Return the configuration of an incomplete stream: without limits, and without subjects to publish on."""
     kept = {name: value for name, value in config.items() if name not in SILENCED}
     lifted = {name: value for name, value in LIFTED.items() if name in config}

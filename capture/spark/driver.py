@@ -41,11 +41,11 @@ def main() -> None:
     start = msgspec.json.decode(requests.readline(), type=Start)
     try:
         with session.start(start.options) as spark:
-            answers.done(start.id, _pong(spark))
+            answers.send_result(start.id, _pong(spark))
             Driver(spark, answers).serve(requests)
     except Exception as error:
         traceback.print_exc()
-        answers.failed(start.id, sentence(error))
+        answers.send_failure(start.id, sentence(error))
         sys.exit(1)
 
 
@@ -56,11 +56,11 @@ class Answers:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def done(self, number: int, result: msgspec.Struct) -> None:
+    def send_result(self, number: int, result: msgspec.Struct) -> None:
         """Send the result of the request with this number."""
         self._write(Answer(id=number, ok=True, result=msgspec.Raw(msgspec.json.encode(result))))
 
-    def failed(self, number: int, reason: str) -> None:
+    def send_failure(self, number: int, reason: str) -> None:
         """Report that the request with this number failed, with the reason."""
         self._write(Answer(id=number, error=reason))
 
@@ -91,12 +91,12 @@ class Driver:
         try:
             request = msgspec.json.decode(line, type=Request)
             number = request.id
-            self._answers.done(number, self._result(request))
+            self._answers.send_result(number, self._result(request))
         except Exception as error:
             self._end_without_jvm()
             if not isinstance(error, AnalysisException):  # otherwise only the query was wrong
                 traceback.print_exc()
-            self._answers.failed(number, sentence(error))
+            self._answers.send_failure(number, sentence(error))
 
     def _end_without_jvm(self) -> None:
         """End if the JVM has ended: the next request then starts both again. Here all further requests would fail."""

@@ -211,7 +211,7 @@ async def _read_holdings(
     except ManifestError as error:
         return Holdings(problems=(str(error), *unreadable))
     held = view.of(config.stream)
-    refused = config.trust().refused([*picture.blocks, *picture.files, *picture.unadopted(entries)])
+    refused = config.trust().list_refused([*picture.blocks, *picture.files, *picture.list_unadopted(entries)])
     return replace(held, problems=(*held.problems, *unreadable, *refused))
 
 
@@ -354,7 +354,7 @@ async def _read_view(natty: Natty, config: CaptureConfig, before: Acknowledged, 
         first=first,
         last=before.upto,
         deleted=Sequences.from_iterable(state.get("deleted") or [])
-        | recording.deleted(config.stream).within(1, first - 1),
+        | recording.find_deleted(config.stream).within(1, first - 1),
         delivered=before.delivered,
         acks_delete=before.acks_delete,
     )
@@ -375,7 +375,7 @@ async def _read_recorded_view(config: CaptureConfig, store: Store, recording: Re
     return StreamView(
         first=max(1, record.state["first_seq"]),
         last=last,
-        deleted=recording.deleted(config.stream),
+        deleted=recording.find_deleted(config.stream),
         unwanted=Sequences.from_range(1, begin - 1),
         doubtful=Sequences.from_range(begin, whole - 1),
         delivered=min(consumer.delivered.stream_seq for consumer in found.values()),

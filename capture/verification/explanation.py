@@ -58,7 +58,7 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
         return Explained()
     entries, _ = await read_entries(store)
     picture = await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
-    held = coverage([*picture.blocks, *picture.files, *picture.unadopted(entries)], {}).get(config.stream)
+    held = coverage([*picture.blocks, *picture.files, *picture.list_unadopted(entries)], {}).get(config.stream)
     stored = missing & held.held if held else Sequences()
     return Explained(_select_awaited(found, missing) - stored, stored, leader=True)
 

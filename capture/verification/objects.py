@@ -102,7 +102,7 @@ async def read_archive(
     pending_entries = list(pending_entries)
     while True:
         adopted = [*picture.blocks, *picture.files]
-        records = [*adopted, *picture.unadopted(pending_entries)]
+        records = [*adopted, *picture.list_unadopted(pending_entries)]
         await _check_objects(
             store, [one for one in records if one.path not in findings], findings, deep, keys, on_progress
         )
@@ -110,7 +110,7 @@ async def read_archive(
         if not gone or again is None:
             break
         pending_entries, newer = await again()
-        named = {one.path for one in (*newer.blocks, *newer.files, *newer.unadopted(pending_entries))}
+        named = {one.path for one in (*newer.blocks, *newer.files, *newer.list_unadopted(pending_entries))}
         if gone <= named:
             break
         picture = newer
@@ -281,11 +281,11 @@ def _add_up(
     """Add up some objects. Undecodable: only under the undecodable key. Proven: just read in full."""
     table = [one for one in records if one.path.startswith(TABLE)]
 
-    def held(one: Stored) -> Sequences:
+    def find_held(one: Stored) -> Sequences:
         return _sequences_of(one, findings[one.path])
 
-    stored = Sequences.union_of(map(held, records))
-    tabled = Sequences.union_of(map(held, table))
+    stored = Sequences.union_of(map(find_held, records))
+    tabled = Sequences.union_of(map(find_held, table))
     failed = [one for one in records if findings[one.path].state in BROKEN]
     dangling = [one for one in failed if findings[one.path].state is State.GONE and one.path not in adopted]
     given_up = {one.path for one in dangling}
@@ -296,12 +296,12 @@ def _add_up(
     return Holdings(
         stored=stored,
         table=tabled,
-        undecodable=stored - Sequences.union_of(held(one) for one in records if one.key != UNDECODABLE_KEY),
+        undecodable=stored - Sequences.union_of(find_held(one) for one in records if one.key != UNDECODABLE_KEY),
         proven=Sequences.union_of(map(recorded_sequences, proofs)),
         removed=removed - stored - lost,
         lost=lost,
         dangling={findings[one.path].sentence: recorded_sequences(one) - stored - removed for one in dangling},
-        duplicates=sum(findings[one.path].rows or one.count for one in table if held(one)) - len(tabled),
+        duplicates=sum(findings[one.path].rows or one.count for one in table if find_held(one)) - len(tabled),
         problems=tuple(findings[one.path].sentence for one in broken),
         unchecked=tuple(findings[one.path].sentence for one in unchecked),
         objects=len(records),

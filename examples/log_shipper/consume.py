@@ -109,7 +109,7 @@ class Reader:
                     return
                 with suppress(NotConnectedError):  # they come again, and are known
                     pull.ack(batch.replies[-1:])
-                pull.finished(len(batch))
+                pull.finish(len(batch))
 
     def _in_order(self, batch: Batch, written: int) -> tuple[list[Line], int]:
         """Return the lines that are not on disk, and the last one's sequence; up to where a delivery is missing."""

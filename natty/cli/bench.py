@@ -108,5 +108,5 @@ async def _consume(natty: Natty, stream: str, policy: str, count: int) -> None:
             pull.ack(batch.replies if policy == "explicit" else batch.replies[-1:])
             if taken >= count:
                 break
-            pull.finished(len(batch))
+            pull.finish(len(batch))
         await natty.connection.flush()

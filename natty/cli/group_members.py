@@ -136,7 +136,7 @@ async def _consume(
     async with membership:
         print(f"reading as {membership.member}", file=sys.stderr, flush=True)
         with stop_on_signals(membership.leave):
-            await membership.ended()
+            await membership.wait_until_ended()
 
 
 async def _look(natty: Natty, kind: Kind, stream: str, group: str) -> tuple[list[dict[str, Any]], list[MemberState]]:

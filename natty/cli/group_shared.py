@@ -212,13 +212,13 @@ def _show_members(members: list[MemberState]) -> None:
 
 async def _info(admin: Admin) -> tuple[Record, list[MemberState], int | None]:
     record = await admin.read()
-    buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
+    buffered = await admin.count_buffered() if isinstance(admin, ElasticAdmin) else None
     return record, await admin.members(), buffered
 
 
 async def _describe_deletion(admin: Admin) -> str:
     """Return a description of what would be deleted. Raises GroupNotFoundError if there is nothing."""
-    buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
+    buffered = await admin.count_buffered() if isinstance(admin, ElasticAdmin) else None
     try:
         listed = f" with {len((await admin.read()).member_names)} members"
     except BadGroupError:

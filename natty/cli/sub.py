@@ -99,6 +99,6 @@ async def _read(
                         if shown == count:
                             return
                     position = batch.sequences[-1] if len(batch) else position
-                    pull.finished(len(batch))
+                    pull.finish(len(batch))
         finally:
             await natty.delete_consumer(stream, name)

@@ -122,7 +122,7 @@ class Consumption(RunsAsTask):
                 work.add(self._stint, batch.raw)
                 while not self._pull.stopping and (message := work.hand_out()) is not None:
                     yield message
-                    work.finished()
+                    work.finish_one()
 
     async def run(self) -> None:
         """Run the handler on every message until `stop`, a signal, or cancellation.
@@ -176,7 +176,7 @@ class Consumption(RunsAsTask):
         consumer = await self._ensure()
         every = consumer["ack_wait"] / NANOSECONDS / 3
         letters = self._work.letters
-        buried = letters.buried if letters is not None else None
+        buried = letters.find_letter if letters is not None else None
         mender = QueueMender(self._jetstream, self._stream, self._durable, buried)
         tasks = [
             asyncio.create_task(keep_up(f"keeping messages of {self!r}", lambda: self._keep_alive(every))),
@@ -198,7 +198,7 @@ class Consumption(RunsAsTask):
             await asyncio.sleep(every)
             with suppress(NotConnectedError):
                 self._pull.keep_waiting()
-                self._pull.in_progress([turn.message.raw[1] for turn in self._work.held()])
+                self._pull.in_progress([turn.message.raw[1] for turn in self._work.iterate_held()])
 
     async def _flush(self) -> None:
         """Wait until the server has the last acks."""

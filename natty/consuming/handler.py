@@ -72,7 +72,7 @@ def caller(handler: Handler, *, batch: bool, threads: Executor | None) -> Call:
 def within(seconds: float, call: Call) -> Call:
     """Return the call with a time limit: after `seconds` it is cancelled and raises HandlerTimeoutError."""
 
-    async def limited(messages: list[Message]) -> None:
+    async def call_in_time(messages: list[Message]) -> None:
         try:
             async with asyncio.timeout(seconds) as limit:
                 await call(messages)
@@ -81,7 +81,7 @@ def within(seconds: float, call: Call) -> Call:
                 raise
             raise HandlerTimeoutError(f"the handler took longer than {seconds:g} s") from error
 
-    return limited
+    return call_in_time
 
 
 def _batch_caller(call: Handler, kinds: list[Any]) -> Call:

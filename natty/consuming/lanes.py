@@ -115,7 +115,7 @@ class Lanes(Generic[T]):
             lot.append(waiting.popleft())
         return lot
 
-    def done(self, turn: T, now: float = 0.0) -> None:
+    def finish(self, turn: T, now: float = 0.0) -> None:
         """Make the next message of its key ready. Call it with one message of a lot."""
         if turn.key is None:
             return

@@ -72,7 +72,7 @@ class Receipts:
             text = "%d acks were not sent: no connection; the server redelivers these messages after ack_wait"
             logger.warning(text, len(acks))
         if done:
-            self._pull.finished(len(done), size_of(done))
+            self._pull.finish(len(done), size_of(done))
 
     def hand_back(self, messages: Iterable[Message]) -> None:
         """Request another delivery of messages that are no longer handled here."""
@@ -103,7 +103,7 @@ class Stint:
         """Return whether a handler may start now."""
         return not self.over
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until `may_start` may have changed."""
 
     def lasts(self) -> bool:
@@ -226,7 +226,7 @@ class Work:
             watch = self.letters.watch(stream, self.consumer, advised=advised, strip=strip)
             await self._watching.enter_async_context(watch)
 
-    def held(self) -> Iterator[Delivery]:
+    def iterate_held(self) -> Iterator[Delivery]:
         """Yield unsettled messages that wait, are being handled, or will be tried again here."""
         for turn in chain(*self._running.values(), self._later, self._lanes):
             if not turn.message.settled:
@@ -254,7 +254,7 @@ class Work:
             turn.again = first not in turn.message.raw[1]
         if not any(turn.again for turn in turns):
             return turns
-        held = {turn.message.sequence for turn in self.held() if turn.stint is stint}
+        held = {turn.message.sequence for turn in self.iterate_held() if turn.stint is stint}
         left = []
         for turn in turns:
             if turn.again and turn.message.sequence in held:
@@ -285,16 +285,16 @@ class Work:
             turn.key = self._default_key(turn.message)
 
     def hand_out(self) -> Message | None:
-        """Return the next message to a caller without a handler; it calls `finished` afterwards."""
+        """Return the next message to a caller without a handler; it calls `finish_one` afterwards."""
         if turns := self._lanes.take():
             self._running[None] = turns
             return turns[0].message
         return None
 
-    def finished(self) -> None:
+    def finish_one(self) -> None:
         """Finish the message that was handed out last: free its memory, and make the next of its key ready."""
         (turn,) = self._running.pop(None)
-        self._lanes.done(turn)
+        self._lanes.finish(turn)
         turn.stint.receipts.finish(turn.message)
 
     def release(self, stint: Stint, *, hand_back: bool = True) -> None:
@@ -305,7 +305,7 @@ class Work:
         later, self._later = list(self._later), {}
         turns = [*later, *self._lanes.clear()]
         for turn in later:
-            self._lanes.done(turn)
+            self._lanes.finish(turn)
         for turn in turns:
             turn.stint.receipts.finish(turn.message)
         if hand_back:
@@ -461,7 +461,7 @@ class Work:
         self._waiting.add(task)
         try:
             while not stint.may_start() and not stint.over:
-                await stint.changed()
+                await stint.wait_for_change()
         finally:
             self._waiting.discard(task)
         if stint.over:
@@ -473,7 +473,7 @@ class Work:
         for turn in known:
             stint.receipts.finish(turn.message, ack=stint.lasts())
         if not turns:
-            self._lanes.done(known[0], self._now())
+            self._lanes.finish(known[0], self._now())
         return bool(turns)
 
     def _succeed(self, turns: list[Delivery]) -> None:
@@ -488,7 +488,7 @@ class Work:
         for turn in turns:
             finish(turn.message, ack=ack)
         if turns[0].key is not None:
-            self._lanes.done(turns[0], self._now())
+            self._lanes.finish(turns[0], self._now())
 
     def _now(self) -> float:
         return self._loop.time() if self._loop is not None else 0.0
@@ -497,7 +497,7 @@ class Work:
         """Drop a lot, and make the next message of its key ready."""
         for turn in turns:
             turn.stint.receipts.finish(turn.message)
-        self._lanes.done(turns[0], self._now())
+        self._lanes.finish(turns[0], self._now())
 
     def _give_up(self, turns: list[Delivery]) -> None:
         """Hand back unfinished messages. With a lease, the next pinned client gets them after the ack wait."""
@@ -534,7 +534,7 @@ class Work:
             else:  # the later messages of its key went to another client, which needs this one first
                 self._give_up([turn])
             turn.stint.receipts.finish(turn.message)
-        self._lanes.done(turns[0], self._now())
+        self._lanes.finish(turns[0], self._now())
 
     def _tries(self, turn: Delivery) -> int:
         return (turn.message.deliveries if self._counts_deliveries else 1) + turn.retries

@@ -82,11 +82,11 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
     seen: Sight | None = None
     seen_at, now = clock(), Leadership()
 
-    def heard(messages: list[RawMessage]) -> None:
+    def on_lease(messages: list[RawMessage]) -> None:
         if max(map(hinted_revision, messages)) > (seen.revision if seen is not None else 0):
             news.set()
 
-    def fenced(messages: list[RawMessage]) -> None:
+    def on_epoch(messages: list[RawMessage]) -> None:
         if not now.token:
             news.set()
 
@@ -94,8 +94,8 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
         news.set()
 
     subscriptions = [
-        jetstream.connection.subscribe(republish_subject(options.bucket, options.lease_key), heard),
-        jetstream.connection.subscribe(republish_subject(options.bucket, f"{options.lease_key}.epoch"), fenced),
+        jetstream.connection.subscribe(republish_subject(options.bucket, options.lease_key), on_lease),
+        jetstream.connection.subscribe(republish_subject(options.bucket, f"{options.lease_key}.epoch"), on_epoch),
     ]
     jetstream.connection.listeners.append(on_event)
     try:

@@ -166,12 +166,12 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         wanted = tuple(MemberMapping(check_member(name), tuple(mappings[name])) for name in mappings)
         parts = {one.member: set(one.partitions or ()) for one in wanted}
 
-        def mapped(record: ElasticRecord) -> ElasticRecord:
+        def apply_mappings(record: ElasticRecord) -> ElasticRecord:
             if {one.member: set(one.partitions or ()) for one in record.mappings} == parts:
                 return record  # the same mapping, perhaps in another order
             return replace(record, members=(), mappings=wanted)
 
-        return await self.change(mapped)
+        return await self.change(apply_mappings)
 
     async def delete_mappings(self) -> Change:
         """Delete all mappings: the group is then idle until members are added."""
@@ -184,7 +184,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         """
         last: list[Change] = []
 
-        def changed(value: bytes | None) -> bytes:
+        def encode_change(value: bytes | None) -> bytes:
             if value is None:
                 raise self._missing_error()
             before = self._decode_record(value)
@@ -194,12 +194,12 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
             return value if after == before else after.encode()
 
         try:
-            await self._bucket.modify(self.key, changed)
+            await self._bucket.modify(self.key, encode_change)
         except BucketNotFoundError as error:
             raise self._missing_error() from error
         return last[0]
 
-    async def buffered(self) -> int | None:
+    async def count_buffered(self) -> int | None:
         """Return the number of unacknowledged messages in the work queue; None if it is missing."""
         try:
             answer = await self._jetstream.request(f"STREAM.INFO.{self.consumed_stream}")

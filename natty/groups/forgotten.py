@@ -42,7 +42,7 @@ class Forgotten:
         self._since: float | None = None  # time of the previous look, if it found something
         box, group = letters
         self._mender = QueueMender(
-            jetstream, *place, box.buried if box is not None else None, named=group, remake=self._remake
+            jetstream, *place, box.find_letter if box is not None else None, named=group, remake=self._remake
         )
 
     def __repr__(self) -> str:

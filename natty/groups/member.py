@@ -143,14 +143,14 @@ class Membership:
         finally:
             await self._stop()
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait for the end of the membership: the group was deleted, or `leave` was called. Raises the cause if any."""
         await self._ended.wait()
         if self._cause is not None:
             raise self._cause
 
     def leave(self) -> None:
-        """End the membership, as leaving the block does; `ended` returns when it has ended."""
+        """End the membership, as leaving the block does; `wait_until_ended` returns when it has ended."""
         self._leaving = True
         self._wake.set()
 

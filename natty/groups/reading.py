@@ -167,7 +167,7 @@ class Reading:
             others = [raw for raw in batch.raw if stint is None or stint.mark not in raw[2]]
             with suppress(NotConnectedError):
                 self._pull.nak([raw[1] for raw in others])
-            self._pull.finished(len(others), size_of(others))
+            self._pull.finish(len(others), size_of(others))
         if stint is not None and stint.open:
             self._work.add(stint, ours)
         elif stint is not None:
@@ -180,7 +180,7 @@ class Reading:
             in_time = stint.lasts()
             with suppress(NotConnectedError):
                 self._pull.nak([raw[1] for raw in stint.early] if in_time else [])
-            self._pull.finished(len(stint.early), size_of(stint.early))
+            self._pull.finish(len(stint.early), size_of(stint.early))
             self._work.release(stint, hand_back=in_time)
             if not in_time:
                 self._fence(stint)
@@ -296,7 +296,7 @@ class Reading:
         """Let handlers begin with the messages that arrived, in stream order."""
         early, stint.early = stint.early, []
         if len(once := by_sequence(early)) < len(early):
-            self._pull.finished(len(early) - len(once))
+            self._pull.finish(len(early) - len(once))
         stint.begin()
         self._work.add(stint, once)
         self._changed()
@@ -310,7 +310,7 @@ class Reading:
 
     def _iterate_held(self, stint: PinnedStint | None = None) -> Iterator[bytes]:
         """Yield the ack subjects of our messages that are not settled: of one stint, or of all."""
-        for turn in self._work.held():
+        for turn in self._work.iterate_held():
             one = turn.stint
             if one is stint or (stint is None and isinstance(one, PinnedStint) and one.reads is self):
                 yield turn.message.raw[1]
@@ -323,7 +323,7 @@ class Reading:
         for times in count(1):
             await asyncio.sleep(self._timings.ack_wait / 3)
             if times % 4 == 0:
-                self._memory.age({turn.key for turn in self._work.held()})
+                self._memory.age({turn.key for turn in self._work.iterate_held()})
             with suppress(NotConnectedError):
                 self._pull.keep_waiting()
                 early = self.stint.early if self.stint is not None else []

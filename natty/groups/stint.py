@@ -113,7 +113,7 @@ class PinnedStint(Stint):
         """Return whether the lease has not ended: no other instance has our messages yet."""
         return clock() < self.until
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until `may_start` may have changed."""
         self._changed.clear()
         await self._changed.wait()

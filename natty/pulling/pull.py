@@ -119,7 +119,7 @@ class Credit:
             and self.asked_bytes + self.held_bytes + size_bytes <= self.max_bytes
         )
 
-    def arrived(self, messages: int, size_bytes: int, *, asked: bool = True) -> None:
+    def hold(self, messages: int, size_bytes: int, *, asked: bool = True) -> None:
         """Hold messages; `asked` is False for messages of forgotten requests."""
         if asked:
             self._return_credit(messages, size_bytes)
@@ -129,7 +129,7 @@ class Credit:
         self.held_bytes += size_bytes
         self._lots.append((messages, size_bytes))
 
-    def ended(self, messages: int, size_bytes: int, *, too_small: bool = False) -> None:
+    def end_request(self, messages: int, size_bytes: int, *, too_small: bool = False) -> None:
         """End a request with this much of it left; `too_small` if the next message is larger than the bytes left."""
         if too_small:
             self._refused = max(self._refused, size_bytes, 1)
@@ -139,7 +139,7 @@ class Credit:
         """Forget all requests."""
         self.asked_messages = self.asked_bytes = 0
 
-    def finished(self, messages: int, size_bytes: int | None = None) -> None:
+    def finish(self, messages: int, size_bytes: int | None = None) -> None:
         """Free the room of held messages. Without their size it takes the oldest's, exact if finished in order."""
         self.held_messages -= messages
         oldest = self._take(messages)
@@ -187,7 +187,7 @@ class _Session:
 
 
 class Pull:
-    """The pull loop of a durable consumer: `async for batch in pull`, then `finished(...)` for finished messages.
+    """The pull loop of a durable consumer: `async for batch in pull`, then `finish(...)` for finished messages.
 
     Requests overlap, so the server never waits for us while there is credit. After a lost session, a server restart or
     missed heartbeats it uses a new inbox and new requests, independently of the reader; lost messages are delivered
@@ -304,13 +304,13 @@ class Pull:
             self._wake.set()
             self._on_stop()
 
-    def finished(self, messages: int, size_bytes: int | None = None) -> None:
+    def finish(self, messages: int, size_bytes: int | None = None) -> None:
         """Give credit back: this many messages no longer need memory.
 
         `size_bytes` is their size as `size_of` counts it. Without it, the size of the messages that came first is used:
         exact if the caller finishes in order; otherwise `max_bytes` may be exceeded while the first ones take long.
         """
-        self._credit.finished(messages, size_bytes)
+        self._credit.finish(messages, size_bytes)
         if not self._stopping:
             self._ask()
 
@@ -486,7 +486,7 @@ class Pull:
         if not current and not self._credit.fits(len(data), size):
             self._hand_back(data)
             return
-        self._credit.arrived(len(data), size, asked=current)
+        self._credit.hold(len(data), size, asked=current)
         if self._ended:
             self._hand_back(data)
             return
@@ -512,7 +512,7 @@ class Pull:
         elif pin and status.messages is None:
             pin.on_refused()
         elif status.messages is not None:
-            self._credit.ended(status.messages, status.size_bytes, too_small=status.is_too_large)
+            self._credit.end_request(status.messages, status.size_bytes, too_small=status.is_too_large)
             self._hear()
             self._ask()
         elif self._retry_at != math.inf:

@@ -517,7 +517,7 @@ class Connection:
         asking.add_done_callback(self._confirmed)
         return asking
 
-    def _confirmed(self, asking: asyncio.Task[RawMessage]) -> None:
+    def _on_confirmed(self, asking: asyncio.Task[RawMessage]) -> None:
         self._confirming.discard(asking)
         if not asking.cancelled():
             asking.exception()  # seen: the caller need not wait

@@ -88,7 +88,7 @@ async def bare(natty: Natty, messages: int, ack: str = "explicit") -> Took:
             async for batch in batches:
                 left -= len(batch)
                 pull.ack(batch.replies if ack == "explicit" else batch.replies[-1:])
-                pull.finished(len(batch))
+                pull.finish(len(batch))
                 if not left:
                     pull.stop()
         await until(natty, lambda state: state["ack_floor"]["stream_seq"] >= messages)

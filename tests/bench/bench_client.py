@@ -85,7 +85,7 @@ async def consume_ours(natty: Natty, durable: str, policy: str) -> Took:
                     pull.ack(batch.replies)
                 elif policy == "all":
                     pull.ack(batch.replies[-1:])
-                pull.finished(len(batch))
+                pull.finish(len(batch))
                 if not left:
                     pull.stop()
         await natty.connection.flush()

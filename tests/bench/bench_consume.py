@@ -83,7 +83,7 @@ async def pulled(natty: Natty) -> Took:
             async for batch in batches:
                 left -= len(batch)
                 pull.ack(batch.replies)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
                 if not left:
                     pull.stop()
         await natty.connection.flush()

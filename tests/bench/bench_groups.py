@@ -146,7 +146,7 @@ async def member(settings):
             joined = group.join(name, handle, max_ack_pending=5000, dead_letters=False)
             membership = await stack.enter_async_context(joined)
         print("ready", flush=True)
-        await membership.ended()
+        await membership.wait_until_ended()
 
 
 async def throughput(server, nodes, count, partitions, *, static, buffered, apart=False):

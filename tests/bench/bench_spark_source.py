@@ -79,7 +79,7 @@ async def pulled(server: NatsServer, messages: int) -> None:
         async with aclosing(pull.__aiter__()) as batches:
             async for batch in batches:
                 left -= len(batch)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
                 if not left:
                     pull.stop()
         await natty.delete_consumer("READ", "bench")

@@ -255,7 +255,7 @@ class World:
             return
         files = [json.loads(await self.store.get(one.path)) for one in picture.files]
         blocks = [json.loads(await self.store.get(one.path)) for one in picture.blocks]
-        for one in picture.unadopted(entries):
+        for one in picture.list_unadopted(entries):
             with contextlib.suppress(NotStoredError):  # its writer gave up, and never acked it
                 blocks.append(json.loads(await self.store.get(one.path)))
         self._check(acked, files, blocks, self.removed(picture))
@@ -350,7 +350,7 @@ class World:
         await self._rounds_of_new_leaders(5)
         retention, self.retention = self.retention, EVERYTHING
         picture = await read_picture(self.store, self.manifest.read, self.table.read)
-        assert retention.expired(picture.files, self.now - GRACE * 1.1) == []
+        assert retention.find_expired(picture.files, self.now - GRACE * 1.1) == []
         await self._rounds_of_new_leaders(2)
         self.retention = retention
         picture = await read_picture(self.store, self.manifest.read, self.table.read)

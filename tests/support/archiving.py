@@ -39,7 +39,7 @@ async def store_all(natty, config, store, *, leave_out=()):
     arrived = []
     async for batch in pull:
         arrived += batch.raw
-        pull.finished(len(batch))
+        pull.finish(len(batch))
         if len(arrived) < waiting:  # one block for each key, no matter how many pieces the messages arrive in
             continue
         records = decode(Batch(arrived))

@@ -49,7 +49,7 @@ class Scene:
             async for batch in pull:
                 for message in batch:
                     settle(message)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
 
         task = asyncio.create_task(run())
         yield

@@ -56,7 +56,7 @@ async def judge(natty, config, load, removed):
     entries, unreadable = await read_entries(store)
     findings.wrongs += unreadable
     picture = await archive_picture(natty, config, store)
-    blocks = [*picture.blocks, *picture.unadopted(entries)]
+    blocks = [*picture.blocks, *picture.list_unadopted(entries)]
     findings.blocks, findings.files = len(blocks), len(picture.files)
     counts = Counter()
     for stored in (*blocks, *picture.files):

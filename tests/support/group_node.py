@@ -95,7 +95,7 @@ async def main(settings):
                 forget_some_acks(membership.work)
             with stop_on_signals(membership.leave):
                 say("J", membership.member)
-                await membership.ended()
+                await membership.wait_until_ended()
         say("O", membership.work.overran)
         for task in beside:
             task.cancel()

@@ -140,7 +140,7 @@ async def rows(path):
     entries, _ = await read_entries(store)
     picture = await archive_picture(None, config, store)
     found = defaultdict(list)
-    for stored in (*picture.blocks, *picture.unadopted(entries)):
+    for stored in (*picture.blocks, *picture.list_unadopted(entries)):
         table = read_object(await store.get(stored.path), stored, config.keys())
         columns = (table[name].to_pylist() for name in ("sequence", "deliveries", *CONTENT))
         for sequence, deliveries, *content in zip(*columns, strict=True):

@@ -22,7 +22,7 @@ async def payloads(natty, stream):
     if count:
         async for batch in pull:
             found += batch.payloads
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if len(found) == count:
                 pull.stop()
     return found

@@ -97,7 +97,7 @@ async def read_some(natty, stream, durable, count):
         async for batch in pull:
             found += batch.sequences
             pull.ack(batch.replies)
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if len(found) == count:
                 pull.stop()
     async with asyncio.timeout(PATIENCE):

@@ -36,10 +36,10 @@ class Heard(Answers):
         super().__init__(io.BytesIO())
         self.numbers = set()
 
-    def done(self, number, result):
+    def send_result(self, number, result):
         self.numbers.add(number)
 
-    def failed(self, number, reason):
+    def send_failure(self, number, reason):
         raise AssertionError(f"{number}: {reason}")
 
 

@@ -12,7 +12,7 @@ from capture.archive.manifest import Partition
 from capture.decoders import json_as, keyed, per_message
 from capture.ingest.block import OpenBlocks
 from capture.ingest.hooks import Completion, Hook
-from capture.ingest.layout import resolved_by
+from capture.ingest.layout import guard
 from capture.ingest.pipeline import capture
 from capture.ingest.record import Decoder, Record
 from capture.partitioners import per_record
@@ -78,7 +78,7 @@ async def accepted(source: AsyncIterable[Batch], commit: Any) -> None:
     with_key: Decoder[Order] = keyed(order_with_key)
     for one in (decode, with_key, json_as(Order)):
         await capture(source, one, per_record(of_order), OpenBlocks(), commit)
-    resolved_by(folder)
+    guard(folder)
     Hook(told), Hook(told_later)
 
 
@@ -86,7 +86,7 @@ async def refused(source: AsyncIterable[Batch], commit: Any) -> None:
     per_message(no_message)  # type: ignore[arg-type]  # a decoder takes a message
     keyed(order_with_a_list)  # type: ignore[arg-type]  # a key is hashable
     per_record(a_list)  # type: ignore[arg-type]
-    resolved_by(told)  # type: ignore[arg-type]  # a layout returns a folder
+    guard(told)  # type: ignore[arg-type]  # a layout returns a folder
     Hook(folder)  # type: ignore[arg-type]  # a hook takes a completion
     wrong: Decoder[Invoice] = per_message(order)  # type: ignore[arg-type]  # it returns orders
     of_order(wrong(Batch([]))[0])  # type: ignore[arg-type]  # and these are invoices

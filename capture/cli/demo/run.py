@@ -149,9 +149,9 @@ class Demo:
         async with self._progress(natty), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish(natty))
             tasks.create_task(self._kill_the_leader(natty))
-        await self._wait_captured(natty, config, began)
+        await self._wait_until_captured(natty, config, began)
         store = open_store(config.store)
-        picture = await self._wait_compacted(natty, config, store)
+        picture = await self._wait_until_compacted(natty, config, store)
         await self._stop_nodes()
         await self._verify(natty, config, store, picture)
         await self._ask(config, picture)
@@ -252,12 +252,12 @@ class Demo:
         finally:
             task.cancel()
 
-    async def _wait_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
+    async def _wait_until_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
         async with self._within("every message is stored and acked"):
             captured = await self._wait_until(natty, self.result.messages)
         self.result.captured_per_second = captured / (time.monotonic() - began)
 
-    async def _wait_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
+    async def _wait_until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
         """Wait until the compaction's leader has compacted every block into the table."""
         seen: dict[str, int] = {}
         async with self._within("every block is compacted"):

@@ -55,7 +55,7 @@ class Runs:
                 files, self._files = self._files, []
                 self._files.append(self._write(_merge([_read(file) for file in files])))
 
-    def sorted(self) -> Iterator[pa.RecordBatch]:
+    def sort(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows by ORDER, some at a time; equal ones in the order in which they were added."""
         return _merge([*map(_read, self._files), self._drain()])
 
@@ -71,7 +71,7 @@ class Runs:
     def _write(self, rows: Iterator[pa.RecordBatch]) -> Temporary:
         run = Temporary(self._folder / f"run-{next(self._names)}", encrypted=self._encrypted)
         try:
-            with run.writing() as file, pa.ipc.new_stream(file, self._schema) as writer:
+            with run.open_to_write() as file, pa.ipc.new_stream(file, self._schema) as writer:
                 for batch in rows:
                     writer.write_batch(batch)
         except OSError as error:
@@ -84,7 +84,7 @@ class Runs:
 
 def _read(run: Temporary) -> Iterator[pa.RecordBatch]:
     """Yield a run, and delete its file."""
-    with run.reading() as file, pa.ipc.open_stream(file) as reader:
+    with run.open_to_read() as file, pa.ipc.open_stream(file) as reader:
         run.path.unlink()
         yield from reader
 

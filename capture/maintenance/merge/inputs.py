@@ -148,7 +148,7 @@ def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
 
 
 def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
-    opened = reader(one.format, keys).opened(pa.BufferReader(data), one)
+    opened = reader(one.format, keys).open(pa.BufferReader(data), one)
     return open_parquet(opened)
 
 

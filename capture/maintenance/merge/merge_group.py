@@ -64,7 +64,7 @@ async def merge_group(
         ]
         distinct = Distinct(group.excluded | (repeated or Sequences()))
         ids = Ids(asked=group.distinct == "message_id" and repeated is None)
-        for kept in _drop_duplicates(runs.sorted(), distinct, ids):
+        for kept in _drop_duplicates(runs.sort(), distinct, ids):
             for mine, output in zip(parts, outputs, strict=True):
                 output.add(kept if len(parts) == 1 else _within(kept, mine.first, mine.last))
         repeated = repeated or ids.repeated

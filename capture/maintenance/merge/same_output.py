@@ -40,7 +40,7 @@ def _compare(found: IO[bytes], size: int, output: Stored, content: Path | bytes,
         return None
     with content.open("rb") as ours:
         try:
-            same = _digest(keys.opened(found, output)) == _digest(keys.opened(ours, output))
+            same = _digest(keys.decrypt_file(found, output)) == _digest(keys.decrypt_file(ours, output))
         except CipherError:
             return None
     return msgspec.structs.replace(output, bytes=size, sha256=digest) if same else None

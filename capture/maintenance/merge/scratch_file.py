@@ -30,12 +30,12 @@ class Temporary:
     def __repr__(self) -> str:
         return f"Temporary({str(self.path)!r}, encrypted={self.encrypted})"
 
-    def writing(self) -> IO[bytes]:
+    def open_to_write(self) -> IO[bytes]:
         """Open it for writing. OSError."""
         file = self.path.open("wb", buffering=0)
         return io.BufferedWriter(_CipherFile(file, self._cipher.encryptor()) if self.encrypted else file, BUFFER_BYTES)
 
-    def reading(self) -> IO[bytes]:
+    def open_to_read(self) -> IO[bytes]:
         """Open it for reading, from its start to its end. OSError."""
         file = self.path.open("rb", buffering=0)
         return io.BufferedReader(_CipherFile(file, self._cipher.decryptor()) if self.encrypted else file, BUFFER_BYTES)

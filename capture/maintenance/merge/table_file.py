@@ -54,9 +54,9 @@ class Distinct:
             raise CompactionError("rows reached the writer out of order")
         self._last = sequences[-1].as_py()
         self.rows_in += rows.num_rows
-        return self._without_excluded(rows if least else rows.filter(pc.not_equal(steps, 0)))
+        return self._drop_excluded(rows if least else rows.filter(pc.not_equal(steps, 0)))
 
-    def _without_excluded(self, rows: pa.Table) -> pa.Table:
+    def _drop_excluded(self, rows: pa.Table) -> pa.Table:
         if not self.exclude:
             return rows
         held = sequences_of(rows["sequence"]) & self.exclude
@@ -95,7 +95,7 @@ class TableFile:
         self._waiting: list[pa.Table] = []
         self._rows = self._bytes = 0  # of the waiting rows
         schema = pa.schema([*SCHEMA, *OWN, *columns])
-        self._file = self._parquet.writing()
+        self._file = self._parquet.open_to_write()
         self._writer = pq.ParquetWriter(
             self._file,
             schema,
@@ -179,12 +179,12 @@ class TableFile:
         if not facts.format.endswith(f".{ENDING}"):
             if not self._encrypted:
                 return path
-            with self._parquet.reading() as plain:
+            with self._parquet.open_to_read() as plain:
                 return plain.read()
         if keys is None:
             raise KeyMissingError("it must be encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
         stored = path.with_name(f"{path.name}.{ENDING}")
-        with self._parquet.reading() as plain, stored.open("wb") as file:
+        with self._parquet.open_to_read() as plain, stored.open("wb") as file:
             path.unlink()
             keys.encrypt_file(plain, file, facts)
         return stored

@@ -85,7 +85,7 @@ class DeadLetters:
         """
         return Watch(self._jetstream, self, stream, consumer, advised, strip).open()
 
-    async def buried(self, stream: str, sequence: int, consumer: str) -> int | None:
+    async def find_letter(self, stream: str, sequence: int, consumer: str) -> int | None:
         """Return the sequence of the last letter about this message, None if there is none."""
         subject = f"{self._prefix}.{stream}.{consumer}.{sequence}"
         found = await self._jetstream.read(self.options.letters, subject=f"{subject}.>")
@@ -191,7 +191,7 @@ class Watch:
             async for batch in batches:
                 for message in batch:
                     await self._settle(message)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
 
     async def _settle(self, message: Message) -> None:
         """Acknowledge the advisory when the letter is durable; otherwise the server delivers it again."""
@@ -215,7 +215,7 @@ class Watch:
         if advisory.reason == BURIED:
             return
         stored = await self._find(advisory)
-        if stored is None and await self._letters.buried(self.stream, advisory.stream_seq, self.consumer):
+        if stored is None and await self._letters.find_letter(self.stream, advisory.stream_seq, self.consumer):
             return  # buried with its payload before it was terminated
         original = advisory.original(stored)
         if REPLACED in original.subject:

@@ -142,7 +142,7 @@ def test_a_service_with_dead_letters(guarded):
         await until(lambda: len(seen) >= 20)
         consumption.stop()
         await running
-        assert await DeadLetters(natty.jetstream).buried("ORDERS", 4, "billing")  # as is asked before a reset
+        assert await DeadLetters(natty.jetstream).find_letter("ORDERS", 4, "billing")  # as is asked before a reset
 
     guarded.run("service", work)
 

@@ -88,7 +88,7 @@ async def read_some(natty, stream, durable, count):
     async for batch in pull:
         found += batch.sequences
         pull.ack(batch.replies)
-        pull.finished(len(batch))
+        pull.finish(len(batch))
         if len(found) == count:
             pull.stop()
     return found
@@ -111,7 +111,7 @@ async def test_configuration_deleted_sequences_and_consumers_are_recorded_as_the
     assert (recording.archive, recording.created, recording.leader) == ("orders", recorder.now, "node")
     assert (one.created, one.state) == (told["created"], told["state"])
     assert [(kept.config, kept.first_seq, kept.last_seq) for kept in one.configurations] == [(told["config"], 1, 10)]
-    assert list(recording.deleted(stream)) == [3, 5, 6]
+    assert list(recording.find_deleted(stream)) == [3, 5, 6]
     assert set(one.consumers) == {"reader", name}
     assert [one.consumers[which].ephemeral for which in ("reader", name)] == [False, True]
     reader = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.reader")
@@ -131,7 +131,7 @@ async def test_what_was_deleted_stays_recorded_when_the_stream_has_moved_on_and_
     await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 7})  # messages 1 to 6 are gone
     await delete(natty, stream, 9)
     recording = await recorder.record()
-    assert list(recording.deleted(stream)) == [3, 5, 9]
+    assert list(recording.find_deleted(stream)) == [3, 5, 9]
     assert recording.streams[stream].state["first_seq"] == 7
 
     await natty.delete_stream(stream)
@@ -254,7 +254,7 @@ async def test_the_archive_is_enough_to_make_the_stream_again_exactly_and_its_co
     assert b"Nats-TTL: 1h" in base64.b64decode(messages[3]["hdrs"])
     await natty.delete_stream(stream)
 
-    record, deleted = recording.streams[stream], recording.deleted(stream)
+    record, deleted = recording.streams[stream], recording.find_deleted(stream)
     entries = [decode_entry(await store.get(one.path), one.path) for one in await store.list(ENTRIES)]
     rows = [row for one in entries for row in read_object(await store.get(one.path), one).to_pylist()]
     data = stream_archive(record.state, record.consumers, [row for row in rows if row["sequence"] not in deleted])

@@ -104,7 +104,7 @@ async def test_a_leader_that_stands_still_between_metadata_and_commit_is_refused
     await sweep_once(fleet.natty, config, store)
     await compact_once(fleet.natty, config, store)
     after = await committed()
-    assert not written & after.named()
+    assert not written & after.list_named()
     old.send_signal(signal.SIGCONT)
     assert await fleet.ended(old) == 0
     assert "fenced:" in fleet.log("old").read_text()

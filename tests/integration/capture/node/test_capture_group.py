@@ -294,7 +294,7 @@ async def test_nobody_who_handles_messages_one_by_one_reads_beside_capture(group
     await group.until_all_acked()
     async with group.admin.join("p0", handle, ack_wait=60.0) as member:
         with pytest.raises(BadGroupError, match="uses cumulative acks"):
-            await member.ended()
+            await member.wait_until_ended()
 
 
 def test_settings_that_contradict_a_group_are_named_with_their_place(tmp_path):

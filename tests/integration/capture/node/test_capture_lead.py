@@ -261,7 +261,7 @@ async def test_what_is_not_acknowledged_yet_is_not_called_missing(natty, natty_n
     taken = 0
     async for batch in (pull := natty.pull(stream, "capture")):
         pull.ack(batch.replies)  # and nobody has stored them
-        pull.finished(len(batch))
+        pull.finish(len(batch))
         if (taken := taken + len(batch)) >= 3:
             pull.stop()
     async with asyncio.timeout(PATIENCE):  # the server takes them in when it likes

@@ -20,7 +20,16 @@ from capture.config.settings import CaptureConfig, Sweeping
 from capture.formats import writer
 from capture.ingest import board as state_of_archives
 from capture.ingest.block import SealedBlock
-from capture.ingest.board import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announced, announcing, server_time
+from capture.ingest.board import (
+    BUCKET,
+    NODE_TTL,
+    ArchiveState,
+    Board,
+    NodeState,
+    announce,
+    keep_announcing,
+    server_time,
+)
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
@@ -82,7 +91,7 @@ class Captured:
         pull = self.natty.pull(self.stream, "capture", max_messages=count)
         async for batch in pull:
             pull.ack(batch.replies[: count - taken])
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if (taken := taken + len(batch)) >= count:
                 pull.stop()
         async with asyncio.timeout(PATIENCE):  # the server takes them in when it likes
@@ -330,7 +339,7 @@ async def test_a_node_is_heard_of_while_it_runs_and_not_when_it_has_stopped(natt
     def state():
         return NodeState(node="a.b/ü 1", version="1", since=5.0, every=0.05, stored={"messages": next(messages)})
 
-    async with announced(board, "a.b/ü 1", state), asyncio.timeout(PATIENCE):
+    async with announce(board, "a.b/ü 1", state), asyncio.timeout(PATIENCE):
         while not (view := await board.read()).nodes or view.nodes[0].node.stored["messages"] < 3:
             await asyncio.sleep(0.02)
         (heard,) = view.nodes
@@ -349,7 +358,7 @@ async def test_a_node_whose_announcement_fails_stays_on_the_board(natty, archive
         return NodeState(node="a", version="", since=0.0, every=0.01)
 
     with pytest.raises(ValueError, match="unforeseen"):
-        await announcing(board, state)
+        await keep_announcing(board, state)
     assert [one.node.node for one in (await board.read()).nodes] == ["a"]
 
 
@@ -441,7 +450,9 @@ async def test_a_node_that_can_not_be_heard_says_so_once_and_goes_on(natty, arch
         raise NattyError("you may not")
 
     monkeypatch.setattr(Board, "announce", refused)
-    talking = asyncio.create_task(announcing(board, lambda: NodeState(node="a", version="", since=0.0, every=0.01)))
+    talking = asyncio.create_task(
+        keep_announcing(board, lambda: NodeState(node="a", version="", since=0.0, every=0.01))
+    )
     await until(lambda: len(tries) > 3)
     talking.cancel()
     await asyncio.gather(talking, return_exceptions=True)

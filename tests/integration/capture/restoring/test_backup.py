@@ -79,7 +79,7 @@ async def stream(natty, natty_name):
     pull = natty.pull(name, "worker", max_messages=10)
     async for batch in pull:
         pull.ack(batch.replies)
-        pull.finished(len(batch))
+        pull.finish(len(batch))
         pull.stop()
     return name
 
@@ -100,7 +100,7 @@ async def test_a_backup_becomes_an_archive_and_a_stream_again(natty, stream, arc
     last, messages = await dump(natty, stream)
     assert (moved.stream, moved.messages, moved.last, moved.consumers) == (stream, len(messages), last, 1)
     recording = await chain.read(store, await chain.latest_offline(store, Recording), Recording)
-    assert list(recording.deleted(stream)) == [77, 600]
+    assert list(recording.find_deleted(stream)) == [77, 600]
     read = [one async for one in capture.read(config.store)]
     assert [(one.sequence, one.subject, one.header_block, one.payload) for one in read] == [
         (one.sequence, one.subject, one.header_block, one.data) for one in messages

@@ -176,7 +176,7 @@ async def main(stream, **settings):
                 if message.data == b"poison":
                     os.kill(os.getpid(), signal.SIGKILL)
                 message.ack()
-            pull.finished(len(batch))
+            pull.finish(len(batch))
 
 asyncio.run(main(**eval(sys.argv[1])))
 """

@@ -135,7 +135,7 @@ async def test_a_retry_reaches_the_consumer_that_failed_with_all_that_the_messag
                 else:
                     pull.stop()
                 message.ack()
-            pull.finished(len(batch))
+            pull.finish(len(batch))
     first, again = seen
     assert (result.published, result.refused) == (1, {})
     assert (again.subject, again.data, again.sequence) == (first.subject, b"order", 2)
@@ -255,7 +255,7 @@ async def test_a_retry_ends_though_its_messages_fail_again_at_once(box, natty):
                 if message.sequence > 3:
                     await box.dead.bury(message, consumer="c", reason="again")
                 message.ack()
-            pull.finished(len(batch))
+            pull.finish(len(batch))
 
     failing = asyncio.create_task(fail())
     result = await box.box.retry(rate=20)

@@ -137,7 +137,7 @@ async def test_a_group_that_is_deleted_or_purged_by_others_ends_its_members(natt
         await group.add("m2")
         await until(lambda: m1.partitions == (0, 1))  # it follows the record
         await go.delete(ELASTIC, group.key, operation)
-        await m1.ended()
+        await m1.wait_until_ended()
     assert m1.state == "ended"
 
 
@@ -146,4 +146,4 @@ async def test_members_end_with_the_reason_when_what_is_fixed_was_changed(natty,
         value, _, _ = await go.get(ELASTIC, group.key)
         await go.put(ELASTIC, group.key, value.replace(b'"max_members":4', b'"max_members":5'))
         with pytest.raises(BadGroupError, match=r"fixed settings of group g of .* were changed"):
-            await m1.ended()
+            await m1.wait_until_ended()

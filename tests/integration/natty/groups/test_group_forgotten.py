@@ -105,7 +105,7 @@ async def taken_over(natty, group, notes):
         standby = await stack.enter_async_context(group.join("m1", notes.handler(), **OPTIONS))
         await has_state(standby, "standby")
         first.leave()
-        await first.ended()
+        await first.wait_until_ended()
         notes.gate.set()
         await emptied(natty, group)
         assert standby.handed_over == 1  # it took the consumer away, and made it again

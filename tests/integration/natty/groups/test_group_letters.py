@@ -28,7 +28,7 @@ async def main(options, stream):
     async with Natty(**options) as natty:
         group = (natty.static_group if stream.startswith("STATIC") else natty.group)(stream, "g")
         async with group.join("m1", handle, ack_wait=1.0, max_deliveries=2, dead_letters=letters) as membership:
-            await membership.ended()
+            await membership.wait_until_ended()
 
 asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2]))
 """

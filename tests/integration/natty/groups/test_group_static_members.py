@@ -53,7 +53,7 @@ async def test_a_static_record_that_is_changed_ends_the_members_and_keeps_their_
         value, _, _ = await go.get(bucket, static.key)
         await go.put(bucket, static.key, value.replace(b'"m2"', b'"m9"'))
         with pytest.raises(BadGroupError, match=r"fixed settings of group g of .* were changed"):
-            await m1.ended()
+            await m1.wait_until_ended()
     assert await consumer(natty, static, "m1")
 
 
@@ -61,7 +61,7 @@ async def test_deleting_a_static_group_ends_its_members_and_their_consumers(natt
     async with static.join("m1", notes.handler(), **LONG) as m1:
         await has_state(m1, "standby")
         await go.delete("static-consumer-groups", static.key)
-        await m1.ended()
+        await m1.wait_until_ended()
         with pytest.raises(ConsumerNotFoundError):
             await consumer(natty, static, "m1")
 

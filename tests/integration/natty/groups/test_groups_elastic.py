@@ -45,7 +45,7 @@ async def refused(group, *arguments, error=BadGroupError, **options):
         await group.create(*arguments, **options)
     with pytest.raises(GroupNotFoundError):
         await group.read()
-    assert await group.buffered() is None
+    assert await group.count_buffered() is None
     return str(caught.value)
 
 
@@ -163,7 +163,7 @@ async def test_what_only_resembles_a_work_queue_is_not_deleted(natty, go, group,
     with pytest.raises(GroupExistsError, match="there is another stream of that name"):
         await group.create(2)
     assert await group.delete() == [f"stream {stream}-cg"]
-    assert await group.buffered() is not None
+    assert await group.count_buffered() is not None
 
 
 async def test_a_record_whose_work_queue_partitions_otherwise_is_told(go, group, stream):
@@ -183,7 +183,7 @@ async def test_groups_whose_work_queues_would_be_called_alike_do_not_share_it(na
         await second.create(2)
     with pytest.raises(GroupNotFoundError):
         await second.delete()
-    assert await first.buffered() == 0
+    assert await first.count_buffered() == 0
 
 
 async def test_an_interrupted_creation_is_completed_by_the_next(go, group, stream):
@@ -194,7 +194,7 @@ async def test_an_interrupted_creation_is_completed_by_the_next(go, group, strea
     await group.delete()
     await go.put(ELASTIC, group.key, b'{"max_members":2,"partitioning_filters":null}')
     await group.create(2)
-    assert await group.buffered() == 0
+    assert await group.count_buffered() == 0
 
 
 async def test_what_an_interrupted_deletion_left_is_deleted_by_the_next(go, group, stream):
@@ -242,7 +242,7 @@ async def test_deleting_a_group_leaves_gos_marker_and_others_alone(natty, go, gr
     value, _, headers = await go.get(ELASTIC, group.key)
     assert (value, headers["KV-Operation"]) == (b"", ["DEL"])
     assert await list_groups(natty.jetstream, "elastic", stream) == ["cg-2"]
-    assert await other.buffered() == 0
+    assert await other.count_buffered() == 0
     await group.create(3)
     assert (await group.read()).partitions == 3
 
@@ -281,7 +281,7 @@ async def test_a_full_work_queue_takes_no_more(natty, group, stream):
 
     async def full():
         nonlocal buffered
-        while (buffered := await group.buffered()) < 5:
+        while (buffered := await group.count_buffered()) < 5:
             await asyncio.sleep(0.02)
 
     async with asyncio.timeout(60):

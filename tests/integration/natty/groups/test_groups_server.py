@@ -22,7 +22,7 @@ def go(natty):
 async def buffered(group, count):
     """Wait until so many messages have come into the work queue."""
     async with asyncio.timeout(PATIENCE):
-        while await group.buffered() != count:
+        while await group.count_buffered() != count:
             await asyncio.sleep(0.02)
 
 

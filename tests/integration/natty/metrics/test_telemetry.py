@@ -214,7 +214,7 @@ async def reading(pull):
     async def read():
         async for batch in pull:
             pull.ack(batch.replies)
-            pull.finished(len(batch))
+            pull.finish(len(batch))
 
     task = asyncio.create_task(read())
     yield task

@@ -364,7 +364,7 @@ async def test_a_client_at_rest_takes_no_cpu(nats_server, natty_name):
         async def read():
             async for batch in pull:
                 seen.extend(batch.payloads)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
 
         reading = asyncio.create_task(read())
         await natty.publish_async(f"{stream}.a", b"x")

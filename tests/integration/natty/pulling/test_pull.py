@@ -55,7 +55,7 @@ async def collect(pull, count, *, ack=True, meanwhile=None):
         if ack:
             with contextlib.suppress(NotConnectedError):  # they come again
                 pull.ack(batch.replies)
-        pull.finished(len(batch))
+        pull.finish(len(batch))
         if meanwhile is not None:
             await meanwhile
             meanwhile = None
@@ -102,7 +102,7 @@ async def test_no_more_than_max_messages_are_out_while_they_are_not_finished(nat
         if seen == 50:
             await asyncio.sleep(0.2)
             assert (await state(natty, stream))["num_ack_pending"] == 50
-            pull.finished(20)
+            pull.finish(20)
             await reaches(natty, stream, num_ack_pending=70)
             await asyncio.sleep(0.2)
             assert (await state(natty, stream))["num_ack_pending"] == 70
@@ -241,7 +241,7 @@ async def test_what_is_not_read_after_stop_goes_to_the_next_reader_at_once(natty
         async for batch in first:
             got += batch.payloads
             first.ack(batch.replies)
-            first.finished(len(batch))
+            first.finish(len(batch))
             if len(got) < 1000:
                 await asyncio.sleep(0)
             first.stop()
@@ -257,14 +257,14 @@ async def test_stopping_in_full_flow_leaves_nothing_that_waits_for_ack_wait(natt
         async for batch in pull:
             got += batch.sequences
             pull.ack(batch.replies)
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             pull.stop()
     pull = natty.pull(name, "d")
     async with asyncio.timeout(PATIENCE):
         async for batch in pull:
             got += batch.sequences
             pull.ack(batch.replies)
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if len(set(got)) == 5000:
                 pull.stop()
     assert len(got) == 5000
@@ -295,7 +295,7 @@ async def test_a_batch_that_was_naked_comes_again_after_the_delay(natty, natty_n
         replies += batch.replies
         if len(got) == 3:
             pull.nak(replies, 0.5)
-        pull.finished(len(batch))
+        pull.finish(len(batch))
         if len(got) >= 6:
             pull.stop()
     assert time.monotonic() - started > 0.45

@@ -44,7 +44,7 @@ async def read(pull, count, look=lambda batch: None, *, pause=0.0):
             await asyncio.sleep(pause)
             sizes += [len(data) for data in batch.payloads]
             pull.ack(batch.replies)
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if len(sizes) >= count:
                 pull.stop()
     return sizes
@@ -99,12 +99,12 @@ async def test_a_message_larger_than_the_credit_comes_alone_when_all_others_are_
         while len(small.raw) < 2:
             small.raw += (await anext(batches)).raw
         waiting = asyncio.create_task(anext(batches))
-        pull.finished(1)
+        pull.finish(1)
         await asyncio.wait({waiting}, timeout=0.5)
         assert not waiting.done()  # the other one is unfinished
-        pull.finished(1)
+        pull.finish(1)
         assert [len(data) for data in (await waiting).payloads] == [50_000]
-        pull.finished(1)
+        pull.finish(1)
         assert await read_on(batches, pull, 2) == [100, 100]
     await batches.aclose()
 
@@ -114,7 +114,7 @@ async def read_on(batches, pull, count):
     while len(sizes) < count:
         batch = await anext(batches)
         sizes += [len(data) for data in batch.payloads]
-        pull.finished(len(batch))
+        pull.finish(len(batch))
     return sizes
 
 
@@ -138,7 +138,7 @@ async def test_the_counts_tell_what_happened(natty, natty_name):
             again = [reply for reply, times in zip(batch.replies, batch.deliveries, strict=True) if times == 1]
             pull.nak(again[:1])
             pull.ack([reply for reply in batch.replies if reply not in again[:1]])
-            pull.finished(len(batch), size_of(batch.raw))
+            pull.finish(len(batch), size_of(batch.raw))
             if pull.counts.delivered - pull.counts.redelivered >= 30 and pull.counts.redelivered:
                 pull.stop()
     counts = pull.counts
@@ -156,9 +156,9 @@ async def test_credit_is_given_back_by_size_where_the_size_is_told(natty, natty_
             seen += batch.raw
             if len(seen) == 11:
                 break
-    pull.finished(10, size_of(seen[1:]))  # the small ones, out of order
+    pull.finish(10, size_of(seen[1:]))  # the small ones, out of order
     assert pull._credit.held_bytes == size_of(seen[:1])
-    pull.finished(1, size_of(seen[:1]))
+    pull.finish(1, size_of(seen[:1]))
     assert pull._credit.held_bytes == 0
 
 
@@ -179,11 +179,11 @@ async def test_what_comes_late_for_a_session_that_was_given_up_fits_into_the_cre
             seen = set((await first).sequences)
             await asyncio.sleep(0.3)
             assert pull.counts.delivered <= 100  # and not 100 of each session
-            pull.finished(len(seen))
+            pull.finish(len(seen))
             async for batch in batches:
                 seen.update(batch.sequences)
                 pull.ack(batch.replies)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
                 if len(seen) == 200:
                     pull.stop()
 
@@ -203,7 +203,7 @@ async def test_a_pull_across_a_cut_link_holds_no_more_than_its_messages(natty_pr
                     await far.connection.ready()
                     await asyncio.sleep(0.3)
                 pull.ack(batch.replies)
-                pull.finished(len(batch))
+                pull.finish(len(batch))
                 if len(seen) == 2000:
                     pull.stop()
         assert max(held) <= 100

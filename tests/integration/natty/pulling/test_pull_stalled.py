@@ -84,7 +84,7 @@ class Reading:
         async for batch in self.pull:
             self.got += batch.payloads
             await self.go.wait()
-            self.pull.finished(len(batch))
+            self.pull.finish(len(batch))
             self.stalls.append(self.pull.stalled)
 
     async def until(self, stalled):

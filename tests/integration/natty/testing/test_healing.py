@@ -84,7 +84,7 @@ class Flow:
             self.came.set()
             with contextlib.suppress(NattyError):
                 self.pull.ack(batch.replies)
-            self.pull.finished(len(batch))
+            self.pull.finish(len(batch))
 
     async def more(self, count):
         """Return when so many more sequences have been seen."""

@@ -254,7 +254,7 @@ async def test_a_member_of_a_group_finishes_what_runs(natty, client, natty_name)
         assert (handler.running, client.connection.state) == (1, "connected")
         handler.gate.set()
         await ended(close)
-        await ended(membership.ended())
+        await ended(membership.wait_until_ended())
     assert handler.done == [0]
     left = Handler()
     async with group.join("m", left):

@@ -42,7 +42,7 @@ async def rest(natty, name, count):
         async for batch in pull:
             got += numbers(batch)
             pull.ack(batch.replies)
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if len(got) >= count:
                 pull.stop()
     return got
@@ -144,7 +144,7 @@ async def test_acks_sent_last_are_taken_before_the_end(nats_server, natty, natty
         pull, replies = client.pull(name, "d"), []
         async for batch in pull:
             replies += batch.replies
-            pull.finished(len(batch))
+            pull.finish(len(batch))
             if len(replies) == COUNT:
                 break
         pull.ack(replies)

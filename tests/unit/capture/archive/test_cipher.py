@@ -50,7 +50,7 @@ def test_a_file_is_encrypted_piece_by_piece_into_the_same_kind_of_object(size: i
 @given(st.binary(max_size=10_000), st.lists(st.tuples(st.integers(0, 12_000), st.integers(-1, 5000)), max_size=5))
 def test_every_part_of_an_object_s_file_is_decrypted_by_itself(data: bytes, parts: list[tuple[int, int]]) -> None:
     keys, wanted = Keys({"new": NEW}), BytesIO(data)
-    plain = keys.opened(BytesIO(keys.encrypt(data, BLOCK)), BLOCK)
+    plain = keys.decrypt_file(BytesIO(keys.encrypt(data, BLOCK)), BLOCK)
     assert plain.seek(0, SEEK_END) == len(data)
     assert plain.seek(-len(data), SEEK_CUR) == 0
     assert plain.readall() == data
@@ -69,7 +69,7 @@ def test_an_object_s_file_is_never_read_as_a_whole() -> None:
             return super().read(size)
 
     keys, data = Keys({"k": OLD}), bytes(5 * CHUNK_BYTES + 1)
-    plain = keys.opened(Noted(keys.encrypt(data, BLOCK)), BLOCK)
+    plain = keys.decrypt_file(Noted(keys.encrypt(data, BLOCK)), BLOCK)
     assert plain.read(100) == bytes(100)
     assert len(asked) > 5
     assert all(size is not None and 0 < size <= CHUNK_BYTES for size in asked)
@@ -108,11 +108,11 @@ def test_every_changed_byte_and_every_cut_is_noticed() -> None:
         with pytest.raises(CipherError):
             keys.decrypt(encrypted[:at] + bytes([encrypted[at] ^ 1]) + encrypted[at + 1 :], BLOCK)
         with pytest.raises(CipherError):
-            keys.opened(BytesIO(encrypted[:at] + bytes([encrypted[at] ^ 1]) + encrypted[at + 1 :]), BLOCK)
+            keys.decrypt_file(BytesIO(encrypted[:at] + bytes([encrypted[at] ^ 1]) + encrypted[at + 1 :]), BLOCK)
         with pytest.raises(CipherError):
             keys.decrypt(encrypted[:at], BLOCK)
         with pytest.raises(CipherError):
-            keys.opened(BytesIO(encrypted[:at]), BLOCK)
+            keys.decrypt_file(BytesIO(encrypted[:at]), BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_block_in_another_s_place_is_noticed(other: dict[str, object]) -> None
     with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', in the place of"):
         keys.decrypt(keys.encrypt(DATA, BLOCK), place)
     with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', in the place of"):
-        keys.opened(BytesIO(keys.encrypt(DATA, BLOCK)), place)
+        keys.decrypt_file(BytesIO(keys.encrypt(DATA, BLOCK)), place)
 
 
 def test_the_facts_in_the_header_can_not_be_exchanged_either() -> None:
@@ -209,4 +209,4 @@ def test_encryption_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_header_that_claims_gigabytes_is_not_read() -> None:
     claimed = MAGIC + (2**32 - 1).to_bytes(4, "big")
     with pytest.raises(CipherError, match="its header is damaged: it has 4,294,967,295 bytes"):
-        Keys({"k": bytes(32)}).opened(BytesIO(claimed + bytes(100)), None)
+        Keys({"k": bytes(32)}).decrypt_file(BytesIO(claimed + bytes(100)), None)

@@ -57,4 +57,4 @@ def test_overlaps_are_what_more_than_one_object_holds(sets):
     found = coverage(map(stored, sets), {}).get("S", Coverage())
     assert set(found.held) == set(counts)
     assert set(found.overlaps) == {one for one, count in counts.items() if count > 1}
-    assert set(Sequences.repeated_in(map(Sequences.from_iterable, sets))) == set(found.overlaps)
+    assert set(Sequences.find_repeated(map(Sequences.from_iterable, sets))) == set(found.overlaps)

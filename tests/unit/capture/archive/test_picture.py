@@ -125,7 +125,7 @@ def test_blocks_that_the_table_names_are_left_out_and_entries_of_known_ones_too(
     manifest = Manifest(blocks=[one, two], retired=[Retired(three.path, 0.0)])
     picture = Picture(manifest, Table(consumed=[two.path, four.path]))
     assert picture.blocks == [one]
-    assert picture.unadopted([one, two, three, four, five]) == [five]
+    assert picture.list_unadopted([one, two, three, four, five]) == [five]
 
 
 class Unaware(MemoryHead):

@@ -77,8 +77,8 @@ def test_what_was_deleted_once_stays_so():
     two = update_record(one, seen(state=STATE | {"first_seq": 4}, deleted=[7]), 110.0)
     assert list(Sequences.from_text(two.deleted)) == [2, 3, 7]
     assert two.deleted_seen == 110.0
-    assert Recording(streams={"S": two}).deleted("S") == Sequences.from_iterable([2, 3, 7])
-    assert not Recording().deleted("S")
+    assert Recording(streams={"S": two}).find_deleted("S") == Sequences.from_iterable([2, 3, 7])
+    assert not Recording().find_deleted("S")
 
 
 def test_consumers_are_recorded_with_their_positions_and_ephemeral_ones_are_marked():

@@ -20,7 +20,7 @@ OLD = Rule(older_than=HOUR)
 
 
 def gone(objects, *rules, now=NOW, interval=HOUR):
-    found = Retention(rules, interval).expired(objects, now)
+    found = Retention(rules, interval).find_expired(objects, now)
     return [(one.object.first, one.reason) for one in found]
 
 
@@ -87,7 +87,7 @@ objects = st.lists(
 @given(objects, st.integers(1, 1000), st.integers(0, 10))
 def test_nothing_goes_that_a_rule_would_keep_and_all_that_it_would_not(objects, keep_bytes, hours):
     rule, now = Rule(older_than=HOUR, keep_bytes=keep_bytes, key="a"), float(hours * HOUR)
-    expired = [one.object for one in Retention([rule], HOUR).expired(objects, now)]
+    expired = [one.object for one in Retention([rule], HOUR).find_expired(objects, now)]
     left = [one for one in objects if one.key == "a" and one not in expired]
     assert all(one.key == "a" for one in expired)
     assert sum(one.bytes for one in left) <= keep_bytes

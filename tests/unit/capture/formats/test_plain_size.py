@@ -68,7 +68,7 @@ async def test_every_reader_stops_where_there_is_more_inside(monkeypatch, name, 
     store, one, data = await inflated(name, compression, keys, None if recorded else 0)
     limit = one.plain_bytes or max(1000, one.bytes)
     said = f"more than {limit:,} bytes are inside of it"
-    inside = [reader(one.format, keys).opened(BytesIO(data), one)]
+    inside = [reader(one.format, keys).open(BytesIO(data), one)]
     with pytest.raises(FormatError, match=said):
         inside[0].read()
     # A raw block that does not begin as one is refused before that.

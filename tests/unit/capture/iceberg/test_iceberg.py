@@ -213,7 +213,7 @@ async def test_a_replaced_file_is_retired_only_when_the_last_snapshot_that_names
     world.now += 100
     await world.commit(second)
     assert first.path not in world.retired
-    assert first.path in world.table.named()
+    assert first.path in world.table.list_named()
     world.now += DAY - 1
     assert not world.exposer.is_due(world.table, world.now)
     world.now += 1
@@ -234,12 +234,12 @@ async def test_all_that_is_not_retired_is_named_and_all_that_is_named_is_there(w
         files = [*files[number % 3 == 0 :], await world.file(number)]
         world.now += DAY / 4
         await world.commit(*files)
-        assert world.table.named() == await world.paths() | await world.paths("table/")
+        assert world.table.list_named() == await world.paths() | await world.paths("table/")
         table = world.read
         assert len(table.current_snapshot().manifests(table.io)) <= MOST_SMALL + 2
         if number % 8 == 0:
             leading = {hint_path("S"), version_path("S", world.table.iceberg["S"].number)}
-            assert world.table.named() - world.retired == await needed(world, table) | leading
+            assert world.table.list_named() - world.retired == await needed(world, table) | leading
     assert 4 <= len(world.read.snapshots()) <= 6
     assert sequences_of(world.read) == sorted(one.first for one in files)
 

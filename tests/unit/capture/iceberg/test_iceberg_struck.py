@@ -74,7 +74,7 @@ class World:
             self.now += GRACE * 2
         table = await self.committed()
         folders = [one.path for one in await self.store.list() if one.path.startswith(("table/", "iceberg/"))]
-        assert {*folders} == {path for path in table.named() if path not in {one.path for one in table.retired}}
+        assert {*folders} == {path for path in table.list_named() if path not in {one.path for one in table.retired}}
         picture = await read_picture(self.store, self.manifest.read, self.table.read)
         assert picture.blocks == []
         return await self.seen(), len(folders)
@@ -140,11 +140,11 @@ async def test_a_leader_that_is_deposed_after_it_has_written_the_metadata_commit
     assert await world.store.get(hint_path(STREAM)) == str(exposed.number).encode()
     snapshots = (await read_back(world.store, exposed)).snapshots()
     assert str(old.token) not in [one.summary["capture.epoch"] for one in snapshots]
-    leftovers = {one.path for one in await world.store.list("iceberg/")} - (await world.committed()).named()
+    leftovers = {one.path for one in await world.store.list("iceberg/")} - (await world.committed()).list_named()
     assert [path for path in leftovers if path.endswith(".metadata.json")]
     world.now += GRACE + 1
     await world.compact()
-    assert not {one.path for one in await world.store.list("iceberg/")} - (await world.committed()).named()
+    assert not {one.path for one in await world.store.list("iceberg/")} - (await world.committed()).list_named()
     assert await world.seen() == [1, 2, 3, 4, 5]
 
 

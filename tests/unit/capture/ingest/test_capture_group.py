@@ -141,7 +141,7 @@ class Piece:
     def stop(self) -> None:
         self.stopped.set()
 
-    def finished(self, count: int) -> None:
+    def finish(self, count: int) -> None:
         pass
 
     def ack(self, replies: list[bytes]) -> None:

@@ -109,7 +109,7 @@ async def seen(root, server):
     view = await read_archive(store, picture, deep=True, pending_entries=entries)
     assert (unreadable, view.problems) == ([], [])
     found = {}
-    for stored in (*picture.blocks, *picture.unadopted(entries)):
+    for stored in (*picture.blocks, *picture.list_unadopted(entries)):
         rows = read_object(await store.get(stored.path), stored)
         for sequence, payload in zip(rows["sequence"].to_pylist(), rows["payload"].to_pylist(), strict=True):
             found.setdefault(sequence, set()).add(payload)

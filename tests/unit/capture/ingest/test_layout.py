@@ -25,7 +25,7 @@ from capture.ingest import layout as layouts
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.keys import key_text
-from capture.ingest.layout import LONGEST_FOLDER, dated, layout, resolved_by
+from capture.ingest.layout import LONGEST_FOLDER, dated, guard, layout
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
@@ -86,20 +86,20 @@ def test_whatever_the_key_a_block_lies_below_blocks_and_is_found_by_its_entry(ke
 def test_what_is_no_folder_is_laid_out_in_the_way_of_hive_and_the_reason_logged(
     folder: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert resolved_by(lambda _: folder)(here()) == here().hive()  # type: ignore[arg-type,return-value]
+    assert guard(lambda _: folder)(here()) == here().hive()  # type: ignore[arg-type,return-value]
     assert "key 'eu'" in caplog.text
     assert len(caplog.records) == 1
 
 
 def test_a_layout_that_raises_keeps_no_message_from_being_stored(caplog: pytest.LogCaptureFixture) -> None:
-    assert resolved_by(lambda partition: {}[partition.key])(here()) == here().hive()
+    assert guard(lambda partition: {}[partition.key])(here()) == here().hive()
     assert "the Hive layout is used: 'eu'" in caplog.text
 
 
 def test_a_folder_may_be_long_but_leaves_room_for_the_name() -> None:
     longest = "/".join(["x" * 199] * 3)
     assert len(longest) < LONGEST_FOLDER
-    assert resolved_by(lambda _: longest)(here()) == longest
+    assert guard(lambda _: longest)(here()) == longest
 
 
 def test_paths_without_a_folder_are_paths_too() -> None:

@@ -233,7 +233,7 @@ class Piece:
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         pass
 
-    def finished(self, messages: int) -> None:
+    def finish(self, messages: int) -> None:
         if messages:
             self.taken.set()
 

@@ -57,7 +57,7 @@ def test_rows_come_back_sorted_alike_ones_in_the_order_in_which_they_came(
     held = added(tmp_path, rows, memory_bytes=memory_bytes, encrypted=encrypted)
     assert len(list(tmp_path.iterdir())) <= most_runs
     wanted = sorted(rows.to_pylist(), key=lambda row: (row["sequence"], row["deliveries"], row["payload"]))
-    assert [row for batch in held.sorted() for row in batch.to_pylist()] == wanted
+    assert [row for batch in held.sort() for row in batch.to_pylist()] == wanted
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_what_is_sorted_takes_no_more_memory_than_it_may(tmp_path, monkeypatch, 
         held.add(rows_of([(one, 1) for one in sequences], size=1000))
         most = max(most, pa.total_allocated_bytes() - before)
     count = 0
-    for batch in held.sorted():
+    for batch in held.sort():
         count += len(batch)
         most = max(most, pa.total_allocated_bytes() - before)
     assert count == 40 * 500
@@ -80,7 +80,7 @@ def test_what_is_sorted_takes_no_more_memory_than_it_may(tmp_path, monkeypatch, 
 
 
 def test_nothing_comes_of_nothing(tmp_path):
-    assert [len(batch) for batch in Runs(tmp_path, SCHEMA).sorted()] == []
+    assert [len(batch) for batch in Runs(tmp_path, SCHEMA).sort()] == []
 
 
 def test_where_rows_can_not_be_written_it_says_where_and_what_to_do(tmp_path):

@@ -14,7 +14,7 @@ from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState
 from capture.node.filtered import PROBES, Search, narrow
-from capture.node.heal import Healer, Reading, Unstored, held_since
+from capture.node.heal import Healer, Reading, Unstored, read_held_since
 from capture.status.backlog import Backlog
 from capture.status.progress import Missing, Progress, removal
 from capture.verification.explanation import _select_awaited
@@ -174,17 +174,17 @@ async def test_what_lies_before_the_start_of_every_durable_is_not_healed():
 @pytest.mark.parametrize("earlier", [asked(1, "S.eu", "S.us"), asked(1)], ids=["some", "all"])
 async def test_where_more_subjects_were_captured_before_it_can_not_be_told_what_is_missing(earlier):
     server, found = Server(m1="S.us", m2="S.eu"), Coverage(held=some(2), removed=some())
-    narrow = asked(3, "S.eu")
-    assert await Search(server.natty).unstored(progress(earlier, narrow, filters=("S.eu",)), found, some(1, 2)) is None
-    assert await Search(server.natty).unstored(progress(narrow, filters=("S.eu",)), found, some(1, 2)) == some()
+    narrow, find_unstored = asked(3, "S.eu"), Search(server.natty).find_unstored
+    assert await find_unstored(progress(earlier, narrow, filters=("S.eu",)), found, some(1, 2)) is None
+    assert await find_unstored(progress(narrow, filters=("S.eu",)), found, some(1, 2)) == some()
 
 
 async def test_a_search_reads_a_message_of_another_subject_once_and_forgets_it_when_the_stream_has_it_no_more():
     server, of = Server(m1="S.us", m2="S.us", m3="S.eu"), progress(asked(1, "S.eu"), filters=("S.eu",))
     search, found = Search(server.natty), Coverage(held=some(), removed=some())
-    assert await search.unstored(of, found, some(1, 2, 3)) == some(3)
+    assert await search.find_unstored(of, found, some(1, 2, 3)) == some(3)
     assert "1–2" in repr(search)
-    assert await search.unstored(of, found, some(2, 3)) == some(3)
+    assert await search.find_unstored(of, found, some(2, 3)) == some(3)
     assert server.read_of == [1, 2, 3, 3]
     assert "(2)" in repr(search)
 
@@ -194,7 +194,7 @@ async def test_where_the_board_may_not_be_read_nodes_may_have_held_messages_for_
         async def read(self):
             raise NattyError("you may not")
 
-    assert await held_since(Denied(), lambda: 100.0) == -math.inf
+    assert await read_held_since(Denied(), lambda: 100.0) == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ async def test_what_was_seen_unstored_and_left_the_stream_is_gone_and_logged_onc
         )
     ]
     assert [(one.gone, one.missing) for one in states] == [(0, 0), (2, 0), (2, 0), (1, 0)]
-    assert states[-1].gone_sentence() == (
+    assert states[-1].describe_gone() == (
         "1 messages of S left it before a node stored them (5): it removes what is older than 5 s (max_age);"
         " or they were purged, rolled up or deleted"
     )

@@ -25,7 +25,7 @@ from capture.ingest.record import Records
 from capture.reading import merge
 from capture.reading.shares import Selection
 from capture.restoring import pick
-from capture.restoring.pick import chosen, fit, rows_of, unfit
+from capture.restoring.pick import find_selected, fit, rows_of, unfit
 from capture.stores import MemoryStore
 
 SECOND = 10**9
@@ -234,7 +234,7 @@ async def test_messages_are_chosen_by_time_and_subject_and_only_doubtful_objects
     store.get = noted
     everything = Sequences.from_range(1, 40)
     selection = Selection(since_ns=13 * SECOND, until_ns=35 * SECOND + 1)
-    assert list(await chosen(store, objects, selection, everything)) == list(range(13, 36))
+    assert list(await find_selected(store, objects, selection, everything)) == list(range(13, 36))
     assert read == ["blocks/1", "blocks/3"]
     selection = Selection(subjects=("s.1", "other"), until_ns=8 * SECOND + 1)
-    assert list(await chosen(store, objects, selection, everything - Sequences.from_range(4, 4))) == [1, 7]
+    assert list(await find_selected(store, objects, selection, everything - Sequences.from_range(4, 4))) == [1, 7]

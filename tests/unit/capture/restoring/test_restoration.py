@@ -14,8 +14,8 @@ from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
 from capture.restoring.past import Past, Window, bounds, in_force, list_held_then
 from capture.restoring.plan import Options, Target, plan_restore
-from capture.restoring.replay import Pace, understood
-from capture.restoring.uptake import LIFTED, MARK, in_making
+from capture.restoring.replay import Pace, split_settings
+from capture.restoring.uptake import LIFTED, MARK, incomplete_config
 from capture.stores import MemoryStore
 
 NOW = 1_795_230_000.0
@@ -232,21 +232,21 @@ def test_a_detached_copy_an_unfinished_one_and_a_replay_stand_in_nobodys_way():
 def test_while_it_is_made_a_stream_has_no_limits_and_no_subject_that_somebody_knows():
     config = CONFIG | {"max_age": 1, "max_msgs": 5, "sealed": True, "discard": "new", "sources": [{"name": "X"}]}
     config |= {"metadata": {"_nats.ver": "2.15.1", "_nats.level": "5", "_nats.req.level": "1", "who": "we"}}
-    made = in_making(config, "token")
+    made = incomplete_config(config, "token")
     assert {name: made[name] for name in ("max_age", "max_msgs", "sealed", "discard")} == {
         name: LIFTED[name] for name in ("max_age", "max_msgs", "sealed", "discard")
     }
     assert made["subjects"] == ["_capture.restore.token"]
     assert made["metadata"] == {"who": "we", "_nats.req.level": "1", MARK: "token"}
     assert "sources" not in made
-    assert "subjects" not in in_making({"name": "M", "mirror": {"name": "S"}}, "token")
+    assert "subjects" not in incomplete_config({"name": "M", "mirror": {"name": "S"}}, "token")
 
 
 def test_an_older_server_is_not_asked_for_what_it_does_not_know():
     config = CONFIG | {"allow_msg_ttl": True, "allow_atomic": False, "allow_batched": True}
-    known, unknown = understood(config, (2, 11, 5))
+    known, unknown = split_settings(config, (2, 11, 5))
     assert (set(config) - set(known), unknown) == ({"allow_atomic", "allow_batched"}, ["allow_batched"])
-    assert understood(config, (2, 14, 0)) == (config, [])
+    assert split_settings(config, (2, 14, 0)) == (config, [])
 
 
 def test_the_configuration_that_held_at_a_time():

@@ -42,7 +42,7 @@ def test_one_of_a_key_at_a_time_and_the_others_pass_by():
     lanes = lanes_of(turn(1, "a"), turn(2, "a"), turn(3, "b"), turn(4))
     first, *others = take_all(lanes)
     assert numbers([first, *others]) == [1, 3, 4]
-    lanes.done(first)
+    lanes.finish(first)
     assert numbers(take_all(lanes)) == [2]
 
 
@@ -51,7 +51,7 @@ def test_a_key_that_arrives_while_one_of_it_is_handled_waits():
     (first,) = take_all(lanes)
     lanes.add([turn(2, "a"), turn(3, "a")])
     assert take_all(lanes) == []
-    lanes.done(first)
+    lanes.finish(first)
     (second,) = take_all(lanes)
     assert second.message.sequence == 2
 
@@ -60,7 +60,7 @@ def test_a_key_is_forgotten_when_nothing_of_it_is_left():
     lanes = lanes_of(*(turn(number, number % 7) for number in range(100)))
     while taken := take_all(lanes):
         for one in taken:
-            lanes.done(one)
+            lanes.finish(one)
     assert repr(lanes) == "Lanes(0 ready, 0 behind, 0 keys)"
 
 
@@ -70,7 +70,7 @@ def test_what_is_tried_again_is_first_in_line_and_still_before_its_key():
     lanes.add([turn(3)])
     lanes.again([first])
     assert numbers(take_all(lanes)) == [1, 3]
-    lanes.done(first)
+    lanes.finish(first)
     assert numbers(take_all(lanes)) == [2]
 
 
@@ -78,7 +78,7 @@ def test_clear_returns_what_was_not_taken_and_nothing_can_be_taken_any_more():
     lanes = lanes_of(turn(1, "a"), turn(2, "a"), turn(3, "b"))
     (first,) = lanes.take()
     assert sorted(numbers(lanes.clear())) == [2, 3]
-    lanes.done(first)
+    lanes.finish(first)
     assert lanes.take() == []
 
 
@@ -128,7 +128,7 @@ def test_a_lot_has_messages_of_one_key_in_order():
     lots = [lanes.take(0.0), lanes.take(0.0)]
     assert [numbers(lot) for lot in lots] == [[1, 3], [2, 4]]
     assert lanes.take(100.0) == []
-    lanes.done(lots[0][0], 1.0)
+    lanes.finish(lots[0][0], 1.0)
     assert lanes.due_in(1.0) == 5.0
     assert numbers(lanes.take(6.0)) == [5]
 
@@ -148,7 +148,7 @@ def test_a_lot_that_is_put_back_keeps_its_place_and_is_taken_one_by_one():
     seen = []
     while taken := lanes.take(100.0):
         seen.append(numbers(taken))
-        lanes.done(taken[0], 100.0)
+        lanes.finish(taken[0], 100.0)
     assert seen == [[1], [2]]
     assert numbers(lanes.take(105.0)) == [3]
 
@@ -162,7 +162,7 @@ def test_of_a_lot_that_failed_the_first_is_put_back_later_and_the_others_wait_be
     order = []
     while taken := lanes.take():
         order += numbers(taken)
-        lanes.done(taken[0])
+        lanes.finish(taken[0])
     assert order == [1, 2, 3]
 
 
@@ -171,7 +171,7 @@ def test_clear_forgets_the_keys_of_lots_that_were_not_taken():
     (first, _) = lanes.take()
     assert numbers(lanes.clear()) == [3]
     lanes.add([turn(4, "b")])
-    lanes.done(first)
+    lanes.finish(first)
     assert numbers(lanes.take(5.0)) == [4]
     assert repr(lanes) == "Lanes(0 ready, 0 behind, 1 keys)"
 
@@ -196,7 +196,7 @@ def test_whatever_happens_lots_keep_the_order_of_their_keys_and_all_get_their_tu
             lanes.again([first])
         elif running and step > 6:
             ended += (one := running.pop(step % len(running)))
-            lanes.done(one[0], now)
+            lanes.finish(one[0], now)
         elif taken := lanes.take(now):
             running.append(taken)
             assert len({one.key for one in taken}) == 1
@@ -222,7 +222,7 @@ def test_whatever_happens_keys_keep_their_order_and_run_alone_and_all_get_their_
             lanes.again([running.pop()])
         elif running and (step > 6 or lanes.due_in(0.0) is None):
             ended.append(one := running.pop(step % len(running)))
-            lanes.done(one)
+            lanes.finish(one)
         else:
             running += lanes.take()
         busy = [one.key for one in running if one.key is not None]

@@ -25,7 +25,7 @@ class Sent:
     def hand_back(self, replies):
         self.handed_back += replies
 
-    def finished(self, count, size):
+    def finish(self, count, size):
         self.finished_messages += count
 
 
@@ -195,7 +195,7 @@ async def test_a_fence_leaves_what_its_stint_does_not_let_start():
         def may_start(self):
             return False
 
-        async def changed(self):
+        async def wait_for_change(self):
             waiting.set()
             await asyncio.Event().wait()
 
@@ -276,7 +276,7 @@ async def test_what_fails_after_the_lease_ended_is_left_to_the_next_client(lasts
     work.add(stint, [raw(1)])
     await until(lambda: work.failed == 1)
     await until(lambda: work.retried == 1 if lasts else sent.finished_messages == 1)
-    assert len(list(work.held())) == int(lasts)
+    assert len(list(work.iterate_held())) == int(lasts)
     assert sent.acks == sent.handed_back == []
     await work.close(PATIENCE)
 

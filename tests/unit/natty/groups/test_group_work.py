@@ -28,7 +28,7 @@ class Sent:
     def ack(self, replies):
         self.acks += replies
 
-    def finished(self, count, size):
+    def finish(self, count, size):
         self.finished_messages += count
 
 
@@ -80,10 +80,10 @@ async def test_what_came_too_often_is_remembered_only_while_more_of_its_key_is_i
     work.add(stint, [*often, (b"3.k1", REPLY.replace(b".7.7.", b".50.50."), b"", b"slow")])
     await until(lambda: sent.finished_messages == 29)
     assert len(memory.suspects) == 29
-    memory.age({turn.key for turn in work.held()})
+    memory.age({turn.key for turn in work.iterate_held()})
     assert list(memory.suspects) == ["k1"]
     go_on.set()
     await until(lambda: sent.finished_messages == 30)
-    memory.age({turn.key for turn in work.held()})
+    memory.age({turn.key for turn in work.iterate_held()})
     assert memory.suspects == {}
     await work.close(PATIENCE)

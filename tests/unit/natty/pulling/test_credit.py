@@ -28,13 +28,13 @@ class PlainServer:
             batch, room = self.requests.popleft()
             size = self.backlog[0]
             if size > room:
-                self.credit.ended(batch, room, too_small=True)
+                self.credit.end_request(batch, room, too_small=True)
                 continue
             self.backlog.popleft()
-            self.credit.arrived(1, size)
+            self.credit.hold(1, size)
             if size == room or batch == 1:
                 if size < room < float("inf"):
-                    self.credit.ended(0, room - size)
+                    self.credit.end_request(0, room - size)
             else:
                 self.requests.append([batch - 1, room - size])
             return size
@@ -75,7 +75,7 @@ def test_everything_comes_and_the_bounds_hold_whatever_the_sizes_and_the_pace(
         assert server.alone or credit.held_bytes + credit.asked_bytes <= max_bytes
         for _ in range(min(len(held), pace[-turns % len(pace)] or not (server.requests and server.backlog))):
             size = held.popleft()
-            credit.finished(1, size if exact else None)
+            credit.finish(1, size if exact else None)
     assert (credit.held_messages, credit.held_bytes) == (0, 0)
 
 
@@ -83,10 +83,10 @@ def test_small_messages_are_asked_for_again_when_a_third_is_finished_while_reque
     credit = Credit(3000, 30 * MIB)
     assert credit.request() == Request(3000, 10 * MIB)
     assert credit.request() is None
-    credit.arrived(1000, 200_000)
-    credit.finished(999)
+    credit.hold(1000, 200_000)
+    credit.finish(999)
     assert credit.request() is None
-    credit.finished(1)
+    credit.finish(1)
     assert credit.request() == Request(1000, 10 * MIB)
     assert credit.request() is None
 
@@ -94,7 +94,7 @@ def test_small_messages_are_asked_for_again_when_a_third_is_finished_while_reque
 def test_large_messages_leave_room_for_the_next_request():
     credit = Credit(3000, 30 * MIB)
     credit.request()
-    credit.arrived(10, 10 * MIB)  # all that the request may bring
+    credit.hold(10, 10 * MIB)  # all that the request may bring
     assert credit.asked_messages == 0
     assert credit.request() == Request(20, 10 * MIB)  # not 2990, which would keep others out
     assert credit.request() == Request(20, 10 * MIB)
@@ -104,9 +104,9 @@ def test_large_messages_leave_room_for_the_next_request():
 def test_what_is_left_of_a_request_may_be_asked_for_again():
     credit = Credit(300, 3000)
     credit.request()
-    credit.arrived(100, 500)
-    credit.finished(100)
-    credit.ended(200, 500)
+    credit.hold(100, 500)
+    credit.finish(100)
+    credit.end_request(200, 500)
     assert (credit.asked_messages, credit.asked_bytes) == (0, 0)
     assert credit.request() == Request(300, 1000)
 
@@ -114,19 +114,19 @@ def test_what_is_left_of_a_request_may_be_asked_for_again():
 def test_a_message_larger_than_all_credit_is_asked_for_alone_once_everything_is_finished():
     credit = Credit(100, 900)
     assert credit.request() == Request(100, 300)
-    credit.arrived(1, 200)
-    credit.ended(99, 100, too_small=True)
+    credit.hold(1, 200)
+    credit.end_request(99, 100, too_small=True)
     assert credit.request() == Request(7, 700)  # larger than 100: all that is free
-    credit.ended(7, 700, too_small=True)
+    credit.end_request(7, 700, too_small=True)
     assert credit.request() is None  # one is unfinished
-    credit.finished(1)
+    credit.finish(1)
     assert credit.request() == Request(9, 900)
-    credit.ended(9, 900, too_small=True)
+    credit.end_request(9, 900, too_small=True)
     assert credit.request() == Request(1, 0)
     assert credit.request() is None
-    credit.arrived(1, 50_000)
+    credit.hold(1, 50_000)
     assert credit.request() is None
-    credit.finished(1)
+    credit.finish(1)
     assert credit.request().max_bytes > 0
 
 
@@ -137,7 +137,7 @@ def test_the_consumers_own_limits_are_kept_and_its_requests_overlap():
     while request := credit.request():
         requests.append(request)
     assert requests == [Request(10, 5000)] * 3
-    credit.arrived(10, 1000)
+    credit.hold(10, 1000)
     assert credit.request() == Request(10, 5000)  # unfinished ones don't count for the consumer's limit
 
 
@@ -145,27 +145,27 @@ def test_a_message_larger_than_the_consumers_own_limit_is_not_asked_for_over_and
     credit = Credit(100, 30_000)
     credit.limit(0, 2000)
     credit.request()
-    credit.arrived(1, 500)
-    credit.ended(99, 1500, too_small=True)
+    credit.hold(1, 500)
+    credit.end_request(99, 1500, too_small=True)
     assert credit.request() == Request(8, 2000)
-    credit.ended(8, 2000, too_small=True)
+    credit.end_request(8, 2000, too_small=True)
     assert credit.request() is None
-    credit.finished(1)
+    credit.finish(1)
     assert credit.request() == Request(1, 0)
 
 
 def test_an_early_message_that_is_finished_without_its_size_counts_as_the_oldest():
     credit = Credit(100, 1000)
     credit.request()
-    credit.arrived(1, 100)
-    credit.arrived(4, 40)
-    credit.finished(1)
+    credit.hold(1, 100)
+    credit.hold(4, 40)
+    credit.finish(1)
     assert credit.held_bytes == 40
-    credit.finished(2)
+    credit.finish(2)
     assert credit.held_bytes == 20
-    credit.finished(1, 13)
+    credit.finish(1, 13)
     assert credit.held_bytes == 7
-    credit.finished(1)
+    credit.finish(1)
     assert credit.held_bytes == 0
 
 
@@ -175,10 +175,10 @@ def test_messages_of_a_forgotten_request_count_as_held_and_not_as_asked_for():
     credit.forget()
     credit.request()
     before = credit.asked_messages
-    credit.arrived(5, 500, asked=False)
+    credit.hold(5, 500, asked=False)
     assert (credit.asked_messages, credit.held_messages, credit.held_bytes) == (before, 5, 500)
     assert not credit.fits(1, 1)  # all messages are spoken for
-    credit.finished(5)
+    credit.finish(5)
     credit.forget()
     assert credit.fits(100, 10_000)
     assert not credit.fits(101, 1)
@@ -189,7 +189,7 @@ def test_messages_of_a_forgotten_request_count_as_held_and_not_as_asked_for():
 def test_a_request_that_ends_without_a_word_leaves_nothing_behind(end):
     credit = Credit(10, 30_000)
     assert credit.request() == Request(10, 10_000)
-    credit.arrived(10 - end[0], 10_000 - end[1])
+    credit.hold(10 - end[0], 10_000 - end[1])
     assert (credit.asked_messages, credit.asked_bytes) == (0, 0)
 
 
