@@ -2,7 +2,7 @@
 
 The signature is the last field of a document. The signed bytes are a line with the archive's name and the path,
 followed by the document without that field. So a document at another path, or in another archive, is detected.
-docs/archive.md specifies each byte; `verification.audit` checks a whole archive.
+The archive's own README specifies each byte; `verification.audit` checks a whole archive.
 """
 
 from __future__ import annotations

@@ -514,7 +514,7 @@ class Connection:
         """Send a request; the result waits for its answer, and raises as `request` does. It need not be awaited."""
         asking = asyncio.create_task(self.request(subject, data))
         self._confirming.add(asking)
-        asking.add_done_callback(self._confirmed)
+        asking.add_done_callback(self._on_confirmed)
         return asking
 
     def _on_confirmed(self, asking: asyncio.Task[RawMessage]) -> None:
