@@ -13,7 +13,7 @@ from capture.archive.chain import Head
 from capture.archive.encryption import Keys
 from capture.archive.signing import Signer
 from capture.errors import CaptureError, FencedError
-from capture.maintenance.engine import Group, Merged
+from capture.maintenance.engine import FileGroup, Merged
 from capture.stores import Store, open_store
 
 
@@ -71,8 +71,8 @@ class ArrowEngine:
     def __init__(self, keys: Keys | None = None) -> None:
         self._keys = keys
 
-    async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
-        """Write the outputs of every group: each sequence once, without the excluded ones, in order."""
+    async def merge(self, store_url: str, groups: Sequence[FileGroup]) -> list[Merged]:
+        """Write the outputs of every file group: each sequence once, without the excluded ones, in order."""
         from capture.maintenance.merge.inputs import columns_of
         from capture.maintenance.merge.schema_evolution import write_columns
 
@@ -81,7 +81,7 @@ class ArrowEngine:
         merged = [await self._merge(store, group, columns) for group in groups]
         return [msgspec.structs.replace(one, columns=write_columns(columns.run)) for one in merged]
 
-    async def _merge(self, store: Store, group: Group, columns: Any) -> Merged:
+    async def _merge(self, store: Store, group: FileGroup, columns: Any) -> Merged:
         from capture.maintenance.merge.merge_group import merge_group
 
         if why := columns.why_not(group):

@@ -59,7 +59,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """The total that retention has removed of a stream: no longer stored, and not missing.
 
     `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them removed at `at`
-    (Unix seconds). Sequences that other objects also hold are still stored. `view.Picture.removed` reads it.
+    (Unix seconds). Sequences that other objects also hold are still stored. `picture.Picture.removed` reads it.
     Below `below` there is no exact record: neither archive nor stream had any of those sequences any more.
     """
 

@@ -11,10 +11,10 @@ from hashlib import sha256
 from capture.archive import chain
 from capture.archive.chain import HeadReader, latest_offline
 from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored, is_encrypted
+from capture.archive.picture import Picture, read_picture
 from capture.archive.recording import Recording
 from capture.archive.signing import PublicKeys
 from capture.archive.table import Table
-from capture.archive.view import Picture, read_picture
 from capture.errors import CipherError, FormatError, ManifestError
 from capture.stores.contract import Store
 from natty.wire.background import map_concurrently

@@ -12,8 +12,8 @@ import typer
 
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, Office, TermHead
 from capture.archive.identity import archive_name, claim, require_archive
+from capture.archive.picture import Picture
 from capture.archive.trust import read_trusted
-from capture.archive.view import Picture
 from capture.cli import settings
 from capture.cli.going import list_removable, show_removable
 from capture.cli.planned import list_due_groups, show_due_groups

@@ -8,10 +8,10 @@ from typing import Any
 
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import require_archive
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.config.settings import CaptureConfig
 from capture.maintenance.compaction_plan import plan
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 from capture.node.leader_tasks import policy, retention
 from capture.stores import open_store
 from natty import Natty
@@ -36,7 +36,7 @@ async def list_due_groups(config: CaptureConfig) -> dict[str, Any]:
     }
 
 
-def _describe(group: Group, now: float) -> dict[str, Any]:
+def _describe(group: FileGroup, now: float) -> dict[str, Any]:
     oldest = min(one.stored_ns for one in group.inputs) / 1e9
     return {
         "stream": group.stream,

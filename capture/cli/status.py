@@ -88,7 +88,7 @@ def _changes(show: Callable[[list[Status]], None]) -> Callable[[list[Status]], N
 
     def show_changed(found: list[Status]) -> None:
         now = [
-            (one.view.state, [heard.node for heard in one.view.nodes], one.sweeper, one.compactor, bool(one.troubles))
+            (one.board.state, [heard.node for heard in one.board.nodes], one.sweeper, one.compactor, bool(one.troubles))
             for one in found
         ]
         if now != shown:
@@ -117,10 +117,10 @@ def pages(found: list[Status]) -> RenderableType:
 def page(status: Status) -> RenderableType:
     """Return an archive's state as text and tables, with the problems at the end."""
     parts: list[RenderableType] = [Text(printable(f"archive {status.archive}"), style="bold")]
-    if status.view.state is not None:
-        parts.append(_archive(status, status.view.state))
-        parts += ["", _streams(status, status.view.state.streams)]
-    parts += ["", _nodes(status.view.nodes)]
+    if status.board.state is not None:
+        parts.append(_archive(status, status.board.state))
+        parts += ["", _streams(status, status.board.state.streams)]
+    parts += ["", _nodes(status.board.nodes)]
     troubles = status.troubles
     parts += [Text(printable(f"• {trouble}"), style="red") for trouble in troubles]
     parts.append(Text("something is wrong" if troubles else "all is well", style="red" if troubles else "green"))
@@ -134,7 +134,7 @@ def _archive(status: Status, state: ArchiveState) -> Table:
         leads = f"{status.sweeper or 'none'}; {state.leader} led the last sweep"
     table.add_row("leader of the sweep", leads)
     table.add_row("leader of the compaction", status.compactor or "none")
-    swept = f"{_age(status.view.ago)} ago, took {state.seconds:.1f} s, adopted {state.adopted:,} blocks"
+    swept = f"{_age(status.board.ago)} ago, took {state.seconds:.1f} s, adopted {state.adopted:,} blocks"
     table.add_row("last sweep", swept)
     blocks = f"{state.blocks:,} blocks, {state.messages:,} messages, {_size(state.bytes)}"
     table.add_row(
@@ -166,7 +166,7 @@ def _streams(status: Status, streams: list[StreamState]) -> Rows:
         gaps, missing = f"{one.gaps:,}", "?" if one.missing is None else f"{one.missing:,}"
         if not status.knows(one):
             position = ["?"] * len(position)
-        if status.view.is_late:
+        if status.board.is_late:
             gaps = missing = "?"
         held = (f"{n:,}" for n in (one.held, one.overlaps, one.removed))
         rows.append((one.stream, *position, *held, gaps, missing))

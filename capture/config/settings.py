@@ -12,11 +12,11 @@ import msgspec
 
 from capture.archive.encryption import VARIABLE, Keys
 from capture.archive.iceberg_state import Expiry
+from capture.archive.picture import GRACE
 from capture.archive.retention import Rule
 from capture.archive.signing import PublicKeys, Signer, load_signer
 from capture.archive.stored_formats import PARQUET
 from capture.archive.trust import Trust
-from capture.archive.view import GRACE
 from capture.config.secrets import HIDDEN, describe_fields, list_fields
 from capture.errors import ConfigError
 from capture.ingest.block import (

@@ -196,7 +196,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class View:
+class BoardState:
     """The published state of an archive (None: it was never swept), its age, and the archive's nodes.
 
     `unreadable` has a sentence for each key that can't be read and is left out.
@@ -293,11 +293,11 @@ class Board:
         """Delete the entry of a node that stops."""
         await self._bucket.delete(self._key(node))
 
-    async def read(self) -> View:
+    async def read(self) -> BoardState:
         """Return the published state. It is empty if nothing was ever published.
 
-        A key that can't be read is left out, named in the view, and logged once. Only the first thousand nodes are
-        read; the view says so.
+        A key that can't be read is left out, named in the result, and logged once. Only the first thousand nodes are
+        read; the result says so.
         """
         unreadable: list[str] = []
         try:
@@ -306,12 +306,12 @@ class Board:
             found = await map_concurrently(names[:MOST_NODES], lambda name: self._read(name, NodeState, unreadable))
             state = await self._read(f"archive.{self._archive}", ArchiveState, unreadable)
         except BucketNotFoundError:
-            return View(None, 0.0, [])
+            return BoardState(None, 0.0, [])
         if len(names) > MOST_NODES:
             unreadable.append(f"bucket {BUCKET} has {len(names)} nodes of {self._archive}: {MOST_NODES} were read")
         now = server_time(info)
         nodes = [Heard(node, max(0.0, now - at)) for node, at in filter(None, found)]
-        return View(state[0] if state else None, max(0.0, now - state[1]) if state else 0.0, nodes, unreadable)
+        return BoardState(state[0] if state else None, max(0.0, now - state[1]) if state else 0.0, nodes, unreadable)
 
     @property
     def _bucket(self) -> Bucket:

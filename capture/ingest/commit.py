@@ -14,8 +14,8 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
 
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
+from capture.archive.picture import GRACE
 from capture.archive.sequences import Sequences
-from capture.archive.view import GRACE
 from capture.errors import AlreadyStoredError, ConfigError, StoreError
 from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion

@@ -14,13 +14,13 @@ from capture.archive import chain
 from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.archive.iceberg_state import ICEBERG
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
+from capture.archive.picture import Picture
 from capture.archive.retention import EVERYTHING, Retention, sum_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, Unexposed, first_table, list_still_named, without
-from capture.archive.view import Picture
 from capture.errors import CompactionError, ManifestError, NotSweptError
 from capture.maintenance.compaction_plan import Policy, new_name, plan
-from capture.maintenance.engine import Engine, Group, Merged, Part
+from capture.maintenance.engine import Engine, FileGroup, Merged, Part
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
@@ -34,7 +34,7 @@ MOST_DELETED = 20_000
 class CompactReport:
     """The result of a compaction; all zero if nothing was due. `head` is the committed one.
 
-    `expired` counts table files that retention removed. `failed` says why groups could not be merged: their blocks
+    `expired` counts table files that retention removed. `failed` says why file groups could not be merged: their blocks
     stay, and the results of the other groups are committed. `conflicts` counts, by column, values that did not fit the
     table's type.
     """
@@ -63,7 +63,7 @@ class CompactReport:
 # --- the change of the table -----------------------------------------------------------------------------------------
 
 
-def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *, now: float) -> Table:
+def apply(picture: Picture, groups: Sequence[FileGroup], merged: Sequence[Merged], *, now: float) -> Table:
     """Return the table with the outputs in place of their inputs; pure.
 
     Blocks among the inputs become consumed, table files retired. Consumed blocks that the manifest no longer names are
@@ -95,8 +95,8 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
     )
 
 
-def _check_result(group: Group, merged: Merged) -> None:
-    """Raise CompactionError unless the outputs hold exactly the group's sequences, and the rows add up."""
+def _check_result(group: FileGroup, merged: Merged) -> None:
+    """Raise CompactionError unless the outputs hold exactly the file group's sequences, and the rows add up."""
     repeated = Sequences.from_text(merged.repeated)
     wanted = group.wanted
     expected = wanted - repeated
@@ -117,7 +117,7 @@ def _check_result(group: Group, merged: Merged) -> None:
         )
 
 
-def _differences(group: Group, part: Part, output: Stored | None, expected: Sequences) -> list[str]:
+def _differences(group: FileGroup, part: Part, output: Stored | None, expected: Sequences) -> list[str]:
     if output is None:
         return [f"nothing was written for sequences {expected.describe()}"] if expected else []
     if not expected:
@@ -133,7 +133,7 @@ def _differences(group: Group, part: Part, output: Stored | None, expected: Sequ
 
 
 def _add_repeated(
-    removed: list[Removed], groups: Sequence[Group], merged: Sequence[Merged], now: float
+    removed: list[Removed], groups: Sequence[FileGroup], merged: Sequence[Merged], now: float
 ) -> list[Removed]:
     """Return the record of removals with the messages that were left out for their ids: they are not missing."""
     record = {one.stream: one for one in removed}
@@ -181,14 +181,14 @@ async def compact(
     schedule: Schedule = AT_ONCE,
     check: Check = read_back,
 ) -> CompactReport:
-    """Merge the groups that are due at `now` (Unix seconds), check and commit the results.
+    """Merge the file groups that are due at `now` (Unix seconds), check and commit the results.
 
     First it deletes files that no table has named for `grace`, and retires the files that retention removes: without
     the engine, in a separate commit.
 
     A sweep may commit meanwhile: its leader retires blocks only if a committed table names them as consumed.
     FencedError if this term is over. CompactionError if the results don't add up, or the store does not hold them as
-    reported; the outputs are then leftovers that a later run removes. A group that can't be merged is left out and
+    reported; the outputs are then leftovers that a later run removes. A file group that can't be merged is left out and
     reported; CompactionError if no group can be merged. NotSweptError until the sweep's leader has made a manifest.
     """
     elapsed = asyncio.get_running_loop().time
@@ -213,7 +213,7 @@ async def compact(
         picture = Picture(picture.manifest, kept)
     moment = schedule.moment(now, picture.blocks)
 
-    def due(leave: Set[str]) -> list[Group]:
+    def due(leave: Set[str]) -> list[FileGroup]:
         plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by)
         return plan_at(token=pointer.token, unique=unique, leave=leave | expired)
 
@@ -247,9 +247,9 @@ class _Commits:
 
 
 async def _merge_due(
-    engine: Engine, store_url: str, due: Callable[[Set[str]], list[Group]]
-) -> tuple[list[str], list[Group], list[Merged]]:
-    """Merge the groups that are due. Return the reasons of failures, the merged groups, and their results.
+    engine: Engine, store_url: str, due: Callable[[Set[str]], list[FileGroup]]
+) -> tuple[list[str], list[FileGroup], list[Merged]]:
+    """Merge the file groups that are due. Return the reasons of failures, the merged file groups, and their results.
 
     If all groups of a run fail, it plans again without their inputs, so that groups that always fail don't block the
     others. CompactionError if there are no others.
@@ -315,7 +315,7 @@ def _drop_deleted(table: Table, objects: Listing, before: float) -> Table:
 
 def _report(
     head: Head | None,
-    groups: Sequence[Group],
+    groups: Sequence[FileGroup],
     merged: Sequence[Merged],
     seconds: float,
     expired: int,

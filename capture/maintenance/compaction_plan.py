@@ -10,11 +10,11 @@ from uuid import uuid4
 
 from capture.archive.encryption import ENDING
 from capture.archive.manifest import Stored, is_encrypted, table_path
+from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import format_of
-from capture.archive.view import Picture
 from capture.errors import ConfigError
-from capture.maintenance.engine import DISTINCT, Distinct, Group
+from capture.maintenance.engine import DISTINCT, Distinct, FileGroup
 
 SMALL = 0.75
 """A table file below this share of the target size is merged again when blocks of its bin arrive."""
@@ -29,7 +29,7 @@ class Policy:
     A bin is due with `min_files` blocks, or when its oldest block has waited `max_wait` seconds (0: at once). A run
     takes at most `max_groups` of `max_bytes` together, but at least one. `encrypted` means that there are keys; without
     it, encrypted blocks are not merged. `encrypted_only` means that plain blocks are not merged, as they are not
-    trusted. Files of encrypted blocks are encrypted, unless `decrypt`. `distinct` as in `Group`.
+    trusted. Files of encrypted blocks are encrypted, unless `decrypt`. `distinct` as in `FileGroup`.
     """
 
     target_bytes: int = 128 << 20
@@ -63,12 +63,12 @@ def plan(
     unique: Callable[[], str] = new_name,
     leave: Container[str] = (),
     stored_by: float = math.inf,
-) -> list[Group]:
-    """Return the groups to merge, oldest first; pure except for the names that `unique` gives.
+) -> list[FileGroup]:
+    """Return the file groups to merge, oldest first; pure except for the names that `unique` gives.
 
     Inputs are never blocks in `leave`, or blocks stored after `stored_by` (Unix seconds). Each (stream, sequence) is in
     the table once, by construction: a group leaves out the sequences of table files that it does not replace, and those
-    of an earlier group of the plan. Each part of a plan may be carried out without the others.
+    of an earlier file group of the plan. Each part of a plan may be carried out without the others.
     """
     blocks = [one for one in picture.blocks if one.path not in leave and one.stored_ns / 1e9 <= stored_by]
     bins = _bins(blocks, picture.files, policy, now)
@@ -134,9 +134,9 @@ def _run(due: Sequence[list[Stored]], policy: Policy) -> list[list[Stored]]:
 
 def _exclusive(
     picture: Picture, cuts: Sequence[list[Stored]], policy: Policy, token: int, unique: Callable[[], str]
-) -> list[Group]:
-    """Make groups of the cuts, each with the sequences that it must leave out."""
-    groups: list[Group] = []
+) -> list[FileGroup]:
+    """Make file groups of the cuts, each with the sequences that it must leave out."""
+    groups: list[FileGroup] = []
     tabled = {one.path for one in picture.files}
     streams = {cut[0].stream for cut in cuts}
     table = {stream: find_held(one for one in picture.files if one.stream == stream) for stream in streams}
@@ -148,7 +148,7 @@ def _exclusive(
         claimed[first.stream] |= held - exclude
         encrypts = any(map(is_encrypted, cut)) and not policy.decrypt
         groups.append(
-            Group(
+            FileGroup(
                 stream=first.stream,
                 key=first.key,
                 interval=first.interval,

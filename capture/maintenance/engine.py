@@ -18,17 +18,17 @@ DISTINCT: Distinct = "sequence"
 
 @dataclass(frozen=True)
 class Part:
-    """One output of a group: its path, and its first and last sequence."""
+    """One output of a file group: its path, and its first and last sequence."""
 
     output: str
     first: int
     last: int
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class FileGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One bin, or a cut of it, that is merged together.
 
-    `output` is the path of the table file to write. A large group has several outputs; each of the `bounds` is the
+    `output` is the path of the table file to write. A large file group has several outputs; each of the `bounds` is the
     first sequence of a further one. `exclude` (`Sequences.to_text`) are sequences to leave out because the table holds
     them elsewhere. `columns` are the table's typed columns so far
     (`capture.maintenance.merge.schema_evolution.write_columns`).
@@ -75,7 +75,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of merging a group: the files written (none if no row was left), the rows read and dropped.
+    """The result of merging a file group: the files written (none if no row was left), the rows read and dropped.
 
     `duplicates` counts every dropped row, also excluded ones: `rows_in - duplicates` is the outputs' count. `repeated`
     (`Sequences.to_text`) are sequences that were left out because an earlier message has their id. `columns` are the
@@ -93,10 +93,10 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Merges groups: Spark in production, pyarrow in `capture.testing`."""
+    """Merges file groups: Spark in production, pyarrow in `capture.testing`."""
 
-    async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
-        """Write each group's outputs: every sequence of its inputs once, without the excluded ones, ascending.
+    async def merge(self, store_url: str, groups: Sequence[FileGroup]) -> list[Merged]:
+        """Write each file group's outputs: every sequence of its inputs once, without the excluded ones, ascending.
 
         Returns the results in the groups' order. In the table files of one call, columns of the same name have the same
         type.

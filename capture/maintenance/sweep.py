@@ -12,11 +12,11 @@ from capture.archive import chain
 from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.archive.coverage import coverage
 from capture.archive.manifest import BLOCKS, ENTRIES, Manifest, Stored, decode_entry, entry_block, entry_path
+from capture.archive.picture import GRACE
 from capture.archive.retention import EVERYTHING, Expired, Retention, record_removed, removed_sequences, sum_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.trust import NO_CHECKS, Trust
-from capture.archive.view import GRACE
 from capture.errors import ManifestError, NotStoredError
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
 from natty.wire.background import map_concurrently

@@ -18,10 +18,10 @@ from capture.archive import chain
 from capture.archive.coverage import Coverage, coverage
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
 from capture.archive.iceberg_state import Expiry, archive_location, base_location, table_states
+from capture.archive.picture import Picture
 from capture.archive.recording import record
 from capture.archive.retention import EVERYTHING, Retention
 from capture.archive.table import Exposure, Table, first_table
-from capture.archive.view import Picture
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, FencedError, NotSweptError
 from capture.ingest.board import ArchiveState, Board, StreamState, disagreement, server_time

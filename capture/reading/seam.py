@@ -65,7 +65,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _View:
+class _Sources:
     """The state of the stream, and the archive's objects, which were listed after it."""
 
     info: dict[str, Any]
@@ -112,19 +112,19 @@ class Crossing:
     async def batches(self, columns: Sequence[str] = SCHEMA.names) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield every selected message in order. Raises as `merge.read_stored` and `live.read_live` do."""
         wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *self._selection.columns}]
-        view = await self._view()
-        await self._begin(view)
+        sources = await self._read_sources()
+        await self._begin(sources)
         while not self._is_over():
-            async with aclosing(self._next(view, wanted)) as batches:
+            async with aclosing(self._next(sources, wanted)) as batches:
                 async for batch in batches:
                     if len(some := self._selection.of(batch)):
                         yield some.select(list(columns))
             if not self._is_over():
-                view = await self._view()
+                sources = await self._read_sources()
 
-    async def _view(self) -> _View:
+    async def _read_sources(self) -> _Sources:
         """Read the state of the stream, then the archive: in this order no message is overlooked."""
-        return _View(await self._info(), await self._look())
+        return _Sources(await self._info(), await self._look())
 
     async def _look(self) -> list[Stored]:
         objects = await self._place.look()
@@ -132,12 +132,14 @@ class Crossing:
             raise NotStoredError(f"there is no {self._gone} in {self._place.store.url}, and the archive still names it")
         return objects
 
-    async def _next(self, view: _View, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _next(self, sources: _Sources, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the next messages from the archive, or from the stream if the archive has none."""
-        known = sequences_of(view.objects, replace(self._selection, start_sequence=self.position + 1))
-        upto = find_last_complete(known, self.position, view.first_unsettled(time.time_ns()))
+        known = sequences_of(sources.objects, replace(self._selection, start_sequence=self.position + 1))
+        upto = find_last_complete(known, self.position, sources.first_unsettled(time.time_ns()))
         steps = (
-            self._read_archive(view, known, upto, columns) if upto > self.position else self._read(view, known, columns)
+            self._read_archive(sources, known, upto, columns)
+            if upto > self.position
+            else self._read(sources, known, columns)
         )
         try:
             async with aclosing(steps):
@@ -152,10 +154,10 @@ class Crossing:
             check_same(self._place.stream, self._place.created, info)
         return info
 
-    async def _begin(self, view: _View) -> None:
+    async def _begin(self, sources: _Sources) -> None:
         """Record where the stream ends. Sequences before the first message of archive and stream are not a gap."""
-        begin, self._target = max(1, view.info["state"]["first_seq"]), view.info["state"]["last_seq"]
-        if archived := sequences_of(view.objects):
+        begin, self._target = max(1, sources.info["state"]["first_seq"]), sources.info["state"]["last_seq"]
+        if archived := sequences_of(sources.objects):
             begin = min(begin, archived.first)
             if archived.last > self._target:
                 self._target = (await self._info())["state"]["last_seq"]
@@ -173,13 +175,13 @@ class Crossing:
     # --- the archive -------------------------------------------------------------------------------------------------
 
     async def _read_archive(
-        self, view: _View, known: Sequences, upto: int, columns: Sequence[str]
+        self, sources: _Sources, known: Sequences, upto: int, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read the archive up to the sequence `upto`."""
         selection = replace(self._selection, start_sequence=self.position + 1, end_sequence=upto)
         if missing := Sequences.from_range(self.position + 1, upto) - known:
             self._on_gap(missing)
-        async for batch in self._merge(shares(view.objects, selection), columns):
+        async for batch in self._merge(shares(sources.objects, selection), columns):
             yield batch
         self.position = upto
 
@@ -199,14 +201,14 @@ class Crossing:
     # --- the stream --------------------------------------------------------------------------------------------------
 
     async def _read(
-        self, view: _View, known: Sequences, columns: Sequence[str]
+        self, sources: _Sources, known: Sequences, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read the stream, up to a long run of messages in the archive."""
         place, last = self._place, self._selection.end_sequence
         if run := long_run(known):
             last = min(last, run - 1)
         async with aclosing(
-            read_live(place.natty, place.stream, view.info, self.position, follow=self._follow)
+            read_live(place.natty, place.stream, sources.info, self.position, follow=self._follow)
         ) as steps:
             async for seen in steps:
                 rows = seen.rows.select(list(columns)) if seen.rows else None

@@ -18,11 +18,11 @@ import msgspec
 
 from capture.archive.chain import Head, current, latest_offline
 from capture.archive.identity import Identity, claim, read_claim, stream_path
+from capture.archive.picture import GRACE
 from capture.archive.readme import VERSION
 from capture.archive.recording import Configuration, Recording, StreamRecord, follow_up, read_digests
 from capture.archive.sequences import Sequences
 from capture.archive.signing import Signer
-from capture.archive.view import GRACE
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import ConfigError, FormatError, NotStoredError, RestoreError

@@ -1,4 +1,4 @@
-"""The client of Spark in a child process: merges groups, answers queries."""
+"""The client of Spark in a child process: merges file groups, answers queries."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ import msgspec
 
 from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
-from capture.maintenance.engine import Group, Merged
+from capture.maintenance.engine import FileGroup, Merged
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, run_alone
 from capture.spark.java import choose
@@ -73,11 +73,13 @@ class SparkDriver:
         """The session id of guard, driver, JVM and workers; None while none runs."""
         return None if self._child is None else self._child.session
 
-    async def merge(self, store_url: str, groups: Sequence[Group], *, small_bytes: int = SMALL_BYTES) -> list[Merged]:
-        """Compact every group into its outputs; return the results in their order. SparkError if Spark ends.
+    async def merge(
+        self, store_url: str, groups: Sequence[FileGroup], *, small_bytes: int = SMALL_BYTES
+    ) -> list[Merged]:
+        """Compact every file group into its outputs; return the results in their order. SparkError if Spark ends.
 
         Groups of up to `small_bytes` are merged in one job. Each other group has its own job, and these run side by
-        side. If it is cancelled, it kills the whole child: when it returns, no process works on the groups.
+        side. If it is cancelled, it kills the whole child: when it returns, no process works on the file groups.
         """
         request = Merge(
             store=_absolute(store_url), groups=list(groups), key_file=self._key_file, small_bytes=small_bytes

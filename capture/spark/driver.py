@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from capture.archive.encryption import Keys
-from capture.maintenance.engine import Group, Merged
+from capture.maintenance.engine import FileGroup, Merged
 from capture.maintenance.merge.inputs import columns_of
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark import session
@@ -138,8 +138,8 @@ class Driver:
             merged=[msgspec.structs.replace(merged[group.output], columns=run) for group in request.groups]
         )
 
-    def _together(self, merger: Merger, groups: list[Group]) -> dict[str, Merged]:
-        """Return the results of small groups, by their outputs."""
+    def _together(self, merger: Merger, groups: list[FileGroup]) -> dict[str, Merged]:
+        """Return the results of small file groups, by their outputs."""
         self._use_own_pool()
         try:
             answers = merger.merge_small(groups)
@@ -148,8 +148,8 @@ class Driver:
             answers = [Merged(failed=sentence(error)) for _ in groups]
         return {group.output: merged for group, merged in zip(groups, answers, strict=True)}
 
-    def _alone(self, merger: Merger, group: Group) -> dict[str, Merged]:
-        """Return the result of a large group, by its output."""
+    def _alone(self, merger: Merger, group: FileGroup) -> dict[str, Merged]:
+        """Return the result of a large file group, by its output."""
         self._use_own_pool()
         try:
             return {group.output: merger.merge(group)}

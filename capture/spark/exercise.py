@@ -14,7 +14,7 @@ from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import PARQUET
 from capture.formats.envelope import to_table
 from capture.ingest.record import Records
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.inputs import Columns
 from capture.spark.frames import load, map_in_arrow, with_payload
 from capture.spark.merge_job import Merger
@@ -38,7 +38,7 @@ def exercise(spark: SparkSession) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "block.parquet"
         pq.write_table(to_table(_RECORDS), file, compression="zstd")
-        group = Group(stream="EXERCISE", key="", interval=0, inputs=[_describe(file)], output="merged.parquet")
+        group = FileGroup(stream="EXERCISE", key="", interval=0, inputs=[_describe(file)], output="merged.parquet")
         Merger(spark, Place(Path(folder).as_uri()), Columns(pa.schema([]))).merge(group)
         messages = load(spark, Path(folder).as_uri(), [_describe(file)], Columns(pa.schema([])))
         rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")

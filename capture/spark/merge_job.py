@@ -1,4 +1,4 @@
-"""Merges groups in Spark jobs; the driver runs them."""
+"""Merges file groups in Spark jobs; the driver runs them."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from capture.maintenance.engine import Group, Merged, Part
+from capture.maintenance.engine import FileGroup, Merged, Part
 from capture.maintenance.merge.inputs import Columns
 from capture.maintenance.merge.merge_group import inputs_of
 from capture.maintenance.merge.schema_evolution import write_columns
@@ -17,12 +17,12 @@ from capture.spark.frames import load, map_in_arrow
 from capture.spark.merge_task import Place, Task, carry_out, find_repeated
 
 TASKS_A_CORE = 4
-"""Of the job that merges small groups: several, since groups differ in size."""
+"""Of the job that merges small file groups: several, since file groups differ in size."""
 
 
 @dataclass(frozen=True)
 class Merger:
-    """Merges groups on one Spark session, with the combined typed columns of their inputs.
+    """Merges file groups on one Spark session, with the combined typed columns of their inputs.
 
     Rows stay in the executors' Python, which reads, sorts, writes and stores them. Spark carries only tasks and the
     facts of their results. Through the JVM a message costs ten times as much.
@@ -32,8 +32,8 @@ class Merger:
     place: Place
     columns: Columns
 
-    def merge(self, group: Group) -> Merged:
-        """Write a group's outputs, sorted by sequence, each sequence once; return the result.
+    def merge(self, group: FileGroup) -> Merged:
+        """Write a file group's outputs, sorted by sequence, each sequence once; return the result.
 
         It is one job without a shuffle, with a task for each part, which reads the inputs that overlap its part.
         """
@@ -52,8 +52,8 @@ class Merger:
             conflicts=conflicts,
         )
 
-    def merge_small(self, groups: Sequence[Group]) -> list[Merged]:
-        """Merge groups in one job; each task may merge several, one after the other."""
+    def merge_small(self, groups: Sequence[FileGroup]) -> list[Merged]:
+        """Merge file groups in one job; each task may merge several, one after the other."""
         tasks = min(len(groups), TASKS_A_CORE * self.spark.sparkContext.defaultParallelism)
         return self._run([self._task(group) for group in groups], tasks)
 
@@ -65,13 +65,13 @@ class Merger:
         said = self.spark.sparkContext.parallelize(texts, tasks).map(partial(carry_out, self.place)).collect()
         return [msgspec.json.decode(one, type=Merged) for one in said]
 
-    def _task(self, group: Group, part: Part | None = None, repeated: str | None = None) -> Task:
+    def _task(self, group: FileGroup, part: Part | None = None, repeated: str | None = None) -> Task:
         columns = write_columns(self.columns.of(group.inputs))
         if part:
             group = msgspec.structs.replace(group, inputs=inputs_of(group, part.first, part.last))
         return Task(group=group, columns=columns, stored_ns=time.time_ns(), part=part, repeated=repeated)
 
-    def _find_repeated(self, group: Group) -> str:
+    def _find_repeated(self, group: FileGroup) -> str:
         """Return the sequences of messages whose id an earlier one has, by a separate job that sorts two columns."""
         messages = load(self.spark, self.place.store, group.inputs, self.columns, key_file=self.place.key_file)
         ids = messages.where("message_id <> ''").select("message_id", "sequence")

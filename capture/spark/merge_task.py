@@ -1,4 +1,4 @@
-"""Merges in the executor: takes a group, writes its files to the store, and returns facts about them."""
+"""Merges in the executor: takes a file group, writes its files to the store, and returns facts about them."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ import pyarrow as pa
 from capture.archive.encryption import Keys
 from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
-from capture.maintenance.engine import Group, Merged, Part
+from capture.maintenance.engine import FileGroup, Merged, Part
 from capture.maintenance.merge.merge_group import merge_group
 from capture.maintenance.merge.schema_evolution import read_columns
 from capture.spark.scratch import Scratch
@@ -18,13 +18,13 @@ from capture.stores import open_store
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, the typed columns of its files, and the time at which they are stored (Unix nanoseconds).
+    """A file group, the typed columns of its files, and the time at which they are stored (Unix nanoseconds).
 
     If the group is split, `part` is the one to write. `repeated` (`Sequences.to_text`) are the sequences to leave out
     for their message ids; None: not determined.
     """
 
-    group: Group
+    group: FileGroup
     columns: str
     stored_ns: int
     part: Part | None = None

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from capture.archive.manifest import Stored
-from capture.maintenance.engine import Group, Merged
+from capture.maintenance.engine import FileGroup, Merged
 from capture.spark.options import SparkOptions
 
 DEFAULT_LIMIT = 10_000
 """Rows of a query's answer; it is collected in one piece."""
 
 SMALL_BYTES = 4 * 1024 * 1024
-"""A group whose inputs have at most this many bytes is merged in one job with others."""
+"""A file group whose inputs have at most this many bytes is merged in one job with others."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +44,11 @@ class Ping(msgspec.Struct, tag_field="op", tag="ping", kw_only=True):
 
 
 class Merge(msgspec.Struct, tag_field="op", tag="merge", kw_only=True):
-    """Compact these groups, side by side. Answered by `MergeDone`, in their order."""
+    """Compact these file groups, side by side. Answered by `MergeDone`, in their order."""
 
     id: int = 0
     store: str
-    groups: list[Group]
+    groups: list[FileGroup]
     key_file: str = ""
     small_bytes: int = SMALL_BYTES
 
@@ -75,7 +75,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of each group."""
+    """The result of each file group."""
 
     merged: list[Merged]
 

@@ -12,7 +12,7 @@ import msgspec
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
-from capture.ingest.board import ALLOWANCE, BUCKET, Board, StreamState, View, server_time
+from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, StreamState, server_time
 from capture.status.backlog import read_backlog
 from natty import Natty, NattyError
 
@@ -30,7 +30,7 @@ class Status:
     """
 
     archive: str
-    view: View
+    board: BoardState
     sweeper: str
     compactor: str
     asked: frozenset[str] = frozenset()
@@ -38,28 +38,28 @@ class Status:
     @property
     def troubles(self) -> list[str]:
         """A sentence for each problem."""
-        return self.view.troubles(leader=self.sweeper)
+        return self.board.troubles(leader=self.sweeper)
 
     def knows(self, stream: StreamState) -> bool:
         """Return whether a stream's `acked`, `pending`, `unacked` and `lag` are at most a few sweeps old."""
-        return stream.stream in self.asked or not self.view.is_late
+        return stream.stream in self.asked or not self.board.is_late
 
     def as_dict(self) -> dict[str, Any]:
         """Return the status for programs; ages in seconds. Figures that are not known any more are null."""
-        view = self.view
-        state = msgspec.to_builtins(view.state)
-        for found, stream in zip(state["streams"], view.state.streams, strict=True) if view.state else ():
+        board = self.board
+        state = msgspec.to_builtins(board.state)
+        for found, stream in zip(state["streams"], board.state.streams, strict=True) if board.state else ():
             found |= {} if self.knows(stream) else dict.fromkeys(POSITION)
-            found |= {} if not view.is_late else dict.fromkeys(FOUND)
+            found |= {} if not board.is_late else dict.fromkeys(FOUND)
         return {
             "archive": self.archive,
             "ok": not self.troubles,
             "troubles": self.troubles,
             "leaders": {"sweep": self.sweeper or None, "compaction": self.compactor or None},
-            "age": round(view.ago, 3),
+            "age": round(board.ago, 3),
             "state": state,
             "nodes": [
-                msgspec.to_builtins(one.node) | {"age": round(one.ago, 3), "late": one.is_late} for one in view.nodes
+                msgspec.to_builtins(one.node) | {"age": round(one.ago, 3), "late": one.is_late} for one in board.nodes
             ],
         }
 
@@ -70,29 +70,29 @@ async def look(natty: Natty, configs: Sequence[CaptureConfig]) -> list[Status]:
 
 
 async def _look(natty: Natty, config: CaptureConfig) -> Status:
-    view, sweeper, compactor = await asyncio.gather(
+    board, sweeper, compactor = await asyncio.gather(
         Board(natty, config.name).read(),
         natty.election(SWEEP.election(config.name)).holder(ALLOWANCE),
         natty.election(COMPACTION.election(config.name)).holder(ALLOWANCE),
     )
-    if view.state is None and not view.nodes and not view.unreadable:
+    if board.state is None and not board.nodes and not board.unreadable:
         raise CaptureError(
             f"bucket {BUCKET} has no status of archive {config.name}: no node has run yet, or it runs with another"
             " archive name, account or server"
         )
-    found = Status(config.name, view, sweeper.id if sweeper else "", compactor.id if compactor else "")
+    found = Status(config.name, board, sweeper.id if sweeper else "", compactor.id if compactor else "")
     return await _refresh(natty, config, found)
 
 
 async def _refresh(natty: Natty, config: CaptureConfig, found: Status) -> Status:
     """Return the status with the current state of the streams, as far as NATS reports it."""
-    state = found.view.state
+    state = found.board.state
     if state is None:
         return found
     now = await asyncio.gather(*(_read_position(natty, config, one) for one in state.streams))
     streams = [asked or one for asked, one in zip(now, state.streams, strict=True)]
-    view = replace(found.view, state=msgspec.structs.replace(state, streams=streams))
-    return replace(found, view=view, asked=frozenset(one.stream for one in now if one))
+    board = replace(found.board, state=msgspec.structs.replace(state, streams=streams))
+    return replace(found, board=board, asked=frozenset(one.stream for one in now if one))
 
 
 async def _read_position(natty: Natty, config: CaptureConfig, stream: StreamState) -> StreamState | None:

@@ -132,7 +132,7 @@ def metrics(found: Iterable[Status]) -> str:
         for office, leader in (("sweep", one.sweeper), ("compaction", one.compactor)):
             add("led", "Whether there is a leader.", bool(leader), archive=archive, office=office)
         _add_state(add, one)
-        for heard in one.view.nodes:
+        for heard in one.board.nodes:
             tags = {"archive": archive, "node": heard.node.node}
             add("node_heard_seconds", "Seconds since the node's last report.", heard.ago, **tags)
             add("node_troubles", "Problems of the node.", len(heard.node.troubles), **tags)
@@ -142,11 +142,11 @@ def metrics(found: Iterable[Status]) -> str:
 
 
 def _add_state(add: Callable[..., None], one: Status) -> None:
-    state, archive = one.view.state, one.archive
+    state, archive = one.board.state, one.archive
     if state is None:
         return
     for name, text, value in (
-        ("swept_seconds", "Seconds since the last sweep.", one.view.ago),
+        ("swept_seconds", "Seconds since the last sweep.", one.board.ago),
         ("blocks", "Blocks that wait for the compaction.", state.blocks),
         ("block_messages", "Messages in blocks that wait for the compaction.", state.messages),
         ("block_bytes", "Bytes of blocks that wait for the compaction.", state.bytes),
@@ -162,7 +162,7 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
             add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **tags)
             add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **tags)
             add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **tags)
-        if not one.view.is_late:
+        if not one.board.is_late:
             add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **tags)
             add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **tags)
             add("stream_healed", "Messages that the sweep's leader stored because no node had.", stream.healed, **tags)

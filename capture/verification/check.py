@@ -14,11 +14,11 @@ from capture.archive.chain import Head, latest_offline, read
 from capture.archive.heads import COMPACTION, SWEEP, head_readers
 from capture.archive.identity import Identity, holds_archive, read_claim, require_archive, stream_path
 from capture.archive.manifest import Manifest, Stored
+from capture.archive.picture import Picture, read_picture
 from capture.archive.recording import Consumer, Recording, resume
 from capture.archive.scope import find_out_of_scope, read_records
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import Picture, read_picture
 from capture.config.consumers import Position, consumer_states, consumers_of, read_recorded_consumers
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ManifestError, NotStoredError
@@ -29,7 +29,7 @@ from capture.stores import Store
 from capture.verification.audit import HeadReaders, audit
 from capture.verification.explanation import Explained, explain
 from capture.verification.objects import Progress, read_archive
-from capture.verification.verdict import Holdings, StreamView, Verdict, compare
+from capture.verification.verdict import Holdings, StreamReport, Verdict, compare
 from natty import Natty, StreamNotFoundError
 from natty.streams import stream_state
 from natty.wire.servers import Version
@@ -152,7 +152,7 @@ async def check(
     else:
         if not held.objects and not held.problems and config.stream not in recording.streams:
             await require_archive(store, config.stream)
-        verdict = compare(held, await _read_recorded_view(config, store, recording))
+        verdict = compare(held, await _read_recorded_report(config, store, recording))
     return Check(
         verdict=verdict,
         held=held,
@@ -199,7 +199,7 @@ async def _read_holdings(
     unreadable: list[str] = []
     try:
         entries, picture = await look()
-        view = await read_archive(
+        holdings = await read_archive(
             store,
             picture,
             deep=deep,
@@ -210,7 +210,7 @@ async def _read_holdings(
         )
     except ManifestError as error:
         return Holdings(problems=(str(error), *unreadable))
-    held = view.of(config.stream)
+    held = holdings.of(config.stream)
     refused = config.trust().list_refused([*picture.blocks, *picture.files, *picture.list_unadopted(entries)])
     return replace(held, problems=(*held.problems, *unreadable, *refused))
 
@@ -315,19 +315,19 @@ async def _compare_live(
     reported its progress? What does the sweep's leader report about them? Also returns the messages that were stored
     meanwhile, and advice about the missing ones.
     """
-    verdict = compare(held, await _read_view(natty, config, before, recording))
+    verdict = compare(held, await _read_report(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
         return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
     unwanted = await find_out_of_scope(natty, store, config.stream, doubted)
     if doubted.last > before.floor and (now := await _read_acknowledged(natty, config, store)) and now.waiting:
         before = replace(before, waiting=max(1, before.waiting))
-    view = replace(await _read_view(natty, config, before, recording), unwanted=unwanted)
-    doubted = compare(held, view).missing - held.lost
+    report = replace(await _read_report(natty, config, before, recording), unwanted=unwanted)
+    doubted = compare(held, report).missing - held.lost
     said = await explain(natty, store, config, doubted, before.at) if doubted else Explained()
-    view = replace(
-        await _read_view(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited
+    report = replace(
+        await _read_report(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited
     )
-    verdict = compare(held, view)
+    verdict = compare(held, report)
     verdict = replace(verdict, unwanted=verdict.unwanted - said.stored)
     missing = verdict.missing - held.lost
     return verdict, said.stored, _advice(held, said, missing, natty.connection.server_version)
@@ -347,10 +347,10 @@ def _advice(held: Holdings, said: Explained, missing: Sequences, version: Versio
     return tuple(advice)
 
 
-async def _read_view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:
+async def _read_report(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamReport:
     state = await stream_state(natty.jetstream, config.stream, deleted=True)
     first = max(1, state["first_seq"])  # a stream that never held a message reports 0, and 0 as deleted
-    return StreamView(
+    return StreamReport(
         first=first,
         last=before.upto,
         deleted=Sequences.from_iterable(state.get("deleted") or [])
@@ -360,8 +360,8 @@ async def _read_view(natty: Natty, config: CaptureConfig, before: Acknowledged, 
     )
 
 
-async def _read_recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
-    """Return the recorded view of the stream; None if it is missing, damaged, or has no progress of capture."""
+async def _read_recorded_report(config: CaptureConfig, store: Store, recording: Recording) -> StreamReport | None:
+    """Return the recorded report of the stream; None if it is missing, damaged, or has no progress of capture."""
     record = recording.streams.get(config.stream)
     try:
         asked = await read_records(store, config.stream)
@@ -372,7 +372,7 @@ async def _read_recorded_view(config: CaptureConfig, store: Store, recording: Re
     last = min(record.state["last_seq"], *(resume(consumer)[0].stream_seq for consumer in found.values()))
     begin = min((one.start for one in asked), default=1)
     whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
-    return StreamView(
+    return StreamReport(
         first=max(1, record.state["first_seq"]),
         last=last,
         deleted=recording.find_deleted(config.stream),

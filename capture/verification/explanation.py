@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from capture.archive.coverage import coverage
 from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.picture import read_picture
 from capture.archive.sequences import Sequences
-from capture.archive.view import read_picture
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE, LATE, Board, StreamState
@@ -68,13 +68,13 @@ async def _wait_for_sweep(natty: Natty, config: CaptureConfig, since: float) -> 
     board, published, now = Board(natty, config.name), set[float](), asyncio.get_running_loop().time
     deadline = now() + LATE * config.sweep.every + ALLOWANCE
     while now() < deadline:
-        view = await board.read()
-        if (view.state and view.is_late) or not any(not one.is_late for one in view.nodes):
+        found = await board.read()
+        if (found.state and found.is_late) or not any(not one.is_late for one in found.nodes):
             return None
-        if view.state:
-            published.add(view.state.swept)
-            if view.state.swept > since or len(published) > 2:  # clocks differ: the third began after `since`
-                return next((one for one in view.state.streams if one.stream == config.stream), None)
+        if found.state:
+            published.add(found.state.swept)
+            if found.state.swept > since or len(published) > 2:  # clocks differ: the third began after `since`
+                return next((one for one in found.state.streams if one.stream == config.stream), None)
         await asyncio.sleep(LOOK)
     return None
 

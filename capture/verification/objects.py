@@ -13,8 +13,8 @@ from typing import IO
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import BLOCKS, TABLE, Stored
+from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
-from capture.archive.view import Picture
 from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStoredError
 from capture.stores.contract import Store
 from capture.verification.verdict import Holdings
@@ -34,7 +34,7 @@ Again = Callable[[], Awaitable[tuple[list[Stored], Picture]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveView:
+class ArchiveHoldings:
     """What the archive holds, by stream; `problems` are those of all streams."""
 
     streams: dict[str, Holdings]
@@ -87,7 +87,7 @@ async def read_archive(
     keys: Keys | None = None,
     again: Again | None = None,
     on_progress: Progress | None = None,
-) -> ArchiveView:
+) -> ArchiveHoldings:
     """Return what the archive holds, by its picture and the entries that wait for the sweep.
 
     Every object must exist with its size. `deep` reads each one again and compares its SHA-256, and the sequences and
@@ -116,7 +116,7 @@ async def read_archive(
         picture = newer
         for path in gone & named:
             del findings[path]
-    return ArchiveView(streams=_add_up_streams(records, adopted, picture, findings, deep))
+    return ArchiveHoldings(streams=_add_up_streams(records, adopted, picture, findings, deep))
 
 
 async def _check_objects(

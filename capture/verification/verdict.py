@@ -16,7 +16,7 @@ SAID = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamView:
+class StreamReport:
     """What a stream reports about itself, or what the archive has recorded of it.
 
     `first` is its first sequence; `last` is the last one that must be stored: acknowledged, not in flight. `deleted`
@@ -167,7 +167,7 @@ def _some(sentences: tuple[str, ...]) -> list[str]:
     return [*sentences[:SAID], f"and {more:,} more like these"] if more > 0 else list(sentences)
 
 
-def compare(held: Holdings, stream: StreamView | None) -> Verdict:
+def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
     """Return the class of every sequence. Without a stream, only the content of damaged objects can be missing."""
     if stream is None:
         return _compare_alone(_mark_missed(held, Sequences.union_of(held.dangling.values())))
@@ -202,7 +202,7 @@ def _mark_missed(held: Holdings, acknowledged: Sequences) -> Holdings:
     )
 
 
-def _find_unseen(held: Holdings, stream: StreamView) -> Sequences:
+def _find_unseen(held: Holdings, stream: StreamReport) -> Sequences:
     """Return the sequences below the stream's first, and above all that were ever delivered to capture or stored.
 
     A consumer delivers messages in order and skips those that are gone: below its position nothing is proven.

@@ -29,7 +29,7 @@ from capture.archive.sequences import Sequences
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 from capture.spark import SparkDriver, SparkOptions
 from natty.elections.guard import members
 
@@ -217,8 +217,8 @@ def store(root: Path, sequences: Sequence[int], name: str, compression: str, key
     )  # fmt: skip
 
 
-def group(inputs: list[Stored], output: str, bounds: Sequence[int] = ()) -> Group:
-    return Group(
+def group(inputs: list[Stored], output: str, bounds: Sequence[int] = ()) -> FileGroup:
+    return FileGroup(
         stream="FLIGHTS", key=inputs[0].key, interval=0, inputs=inputs, output=output, bounds=list(bounds)
     )  # fmt: skip
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from set_engine import SetEngine, described, read_back
 
 from capture.archive.manifest import Partition, block_path, encode, entry_path
+from capture.archive.picture import read_picture
 from capture.archive.retention import EVERYTHING, Retention
-from capture.archive.view import read_picture
 from capture.errors import AlreadyStoredError, CaptureError, FencedError, ManifestError, NotStoredError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy

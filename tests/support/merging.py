@@ -14,7 +14,7 @@ from capture.decoders.json import decode as json
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 
 KEYS = Keys({"ours": bytes(range(32))})
 KEY_LINE = "ours:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -108,7 +108,7 @@ async def evolving(store):
 def group(inputs, *, ending="", **more):
     """Return a group of these inputs, to be merged into a file with a new name."""
     output = f"table/stream=ORDERS/key=eu/date=2026-11-21/hour=03/c-1-{next(_names):032x}.parquet{ending}"
-    return Group(stream="ORDERS", key="eu", interval=HOUR, inputs=list(inputs), output=output, **more)
+    return FileGroup(stream="ORDERS", key="eu", interval=HOUR, inputs=list(inputs), output=output, **more)
 
 
 async def table_of(store, stored):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.formats.envelope import SCHEMA
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # starts in half the time
 HOUR = 1_795_230_000
@@ -67,7 +67,7 @@ def stored(store, path, rows, write):
 
 
 def group(*inputs, output="table/stream=FLIGHTS/key=a%2Fb/c-1.parquet", exclude=()):
-    return Group(
+    return FileGroup(
         stream=inputs[0].stream,
         key="a/b",
         interval=HOUR,

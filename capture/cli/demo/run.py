@@ -21,14 +21,13 @@ import typer
 from rich.console import Console
 
 from capture.archive.heads import SWEEP
-from capture.archive.view import Picture
+from capture.archive.picture import Picture
 from capture.cli.demo import flights
-from capture.cli.demo.view import Result, View
+from capture.cli.demo.screen import Result, Screen
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
-from capture.spark import SparkDriver
-from capture.spark import View as SparkView
+from capture.spark import SparkDriver, View
 from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
 from natty import Natty, NattyError, RequestTimeoutError
@@ -95,9 +94,9 @@ async def run_demo(options: DemoOptions) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     keep = options.keep or options.folder is not None
     began = time.monotonic()
-    with View(console) as view:
+    with Screen(console) as screen:
         try:
-            result = await Demo(options, folder, view).run()
+            result = await Demo(options, folder, screen).run()
         finally:
             remove(folder / "tmp" if keep else folder)
     result.seconds = time.monotonic() - began
@@ -105,31 +104,31 @@ async def run_demo(options: DemoOptions) -> bool:
     if options.as_json:
         print(json.dumps(vars(result) | {"answers_equal": result.answers_equal, "ok": result.ok}, indent=2))
     else:
-        view.summary(result, folder)
+        screen.summary(result, folder)
     return result.ok
 
 
 class Demo:
     """One run. Every step uses what a user would use."""
 
-    def __init__(self, options: DemoOptions, folder: Path, view: View) -> None:
+    def __init__(self, options: DemoOptions, folder: Path, screen: Screen) -> None:
         self.options = options
         self.folder = folder
-        self.view = view
+        self.screen = screen
         self.result = Result()
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.total = min(options.rows or flights.TOTAL, flights.TOTAL)
 
     async def run(self) -> Result:
         """Run the steps: cluster, nodes, publish, kill, wait, verify, query."""
-        self.view.say("Making certificates and starting a three-node JetStream cluster over TLS")
+        self.screen.say("Making certificates and starting a three-node JetStream cluster over TLS")
         files = DevCA.create().write(self.folder / "tls")
         options = ServerOptions(port=self.options.port, name="demo")
         cluster = NatsCluster(3, options, folder=self.folder / "nats", tls_files=files)
         try:
             with cluster:
                 self.result.plain_text = await plain_text_answer(cluster[0].port)
-                self.view.finish(f"The server refuses a client without TLS: {self.result.plain_text}")
+                self.screen.finish(f"The server refuses a client without TLS: {self.result.plain_text}")
                 config = self._configure(cluster.urls, files)
                 async with Natty(**config.nats) as natty:
                     await self._job(natty, config)
@@ -198,10 +197,10 @@ class Demo:
             for number, flight in enumerate(flights.flights(self.options.rows), start=1):
                 await publisher.publish(flight.subject, flight.payload, msg_id=flight.message_id)
                 if number % 1000 == 0:
-                    self.view.advance("published", publisher.stored, self.total)
+                    self.screen.advance("published", publisher.stored, self.total)
                     await asyncio.sleep(0)
             await publisher.flush()
-            self.view.advance("published", publisher.stored, self.total)
+            self.screen.advance("published", publisher.stored, self.total)
         self.result.messages = publisher.stored
         self.result.published_per_second = publisher.stored / (time.monotonic() - began)
 
@@ -215,7 +214,7 @@ class Demo:
         self.result.killed = killed
         self.result.successor = await self._leader(natty, other_than=killed)
         self.result.failover_seconds = time.monotonic() - at
-        self.view.finish(
+        self.screen.finish(
             f"Killed the sweep's leader, {killed}, with SIGKILL; {self.result.successor} took over"
             f" after {self.result.failover_seconds:.2f} s"
         )
@@ -233,7 +232,7 @@ class Demo:
             self._check_nodes()
             with contextlib.suppress(RequestTimeoutError):  # the server is busy: try again
                 captured = await self._count_captured(natty)
-                self.view.advance("stored and acked", captured, self.total)
+                self.screen.advance("stored and acked", captured, self.total)
                 if captured >= enough:
                     return captured
             await asyncio.sleep(POLL)
@@ -243,7 +242,7 @@ class Demo:
         async def follow() -> None:
             while True:
                 with contextlib.suppress(Exception):  # only a display: the steps themselves report errors
-                    self.view.advance("stored and acked", await self._count_captured(natty), self.total)
+                    self.screen.advance("stored and acked", await self._count_captured(natty), self.total)
                 await asyncio.sleep(POLL)
 
         task = asyncio.create_task(follow())
@@ -265,7 +264,7 @@ class Demo:
                 picture = await archive_picture(natty, config, store)
                 seen |= {one.path: one.bytes for one in picture.blocks}
                 compacted = sum(one.count for one in picture.files)
-                self.view.advance("compacted on Spark", compacted, self.total)
+                self.screen.advance("compacted on Spark", compacted, self.total)
                 if compacted >= self.result.messages and not picture.blocks:
                     break
                 self._check_nodes()
@@ -281,11 +280,11 @@ class Demo:
         self.result.verdict = verdict.sentence()
         complete = sum(one.count for one in picture.files) == self.result.messages == self.total
         self.result.verified = verdict.ok and complete
-        self.view.finish(f"Verified: {self.result.verdict}", well=self.result.verified)
+        self.screen.finish(f"Verified: {self.result.verdict}", well=self.result.verified)
 
     async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
         """Query Spark, and compare the answers with the CSV read directly."""
-        view = SparkView(objects=picture.files, payload_schema=flights.COLUMNS)
+        view = View(objects=picture.files, payload_schema=flights.COLUMNS)
         expected = await asyncio.to_thread(flights.compute_expected, self.options.rows)
         async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
             for question, wanted in zip(flights.QUESTIONS, expected, strict=True):
@@ -294,7 +293,7 @@ class Demo:
                 differences = question.compare(found, wanted)
                 self.result.questions_asked += 1
                 self.result.differences += differences
-                self.view.answer(question, found, equal=not differences)
+                self.screen.answer(question, found, equal=not differences)
 
     def _check_nodes(self) -> None:
         for name, process in self.nodes.items():

@@ -20,7 +20,7 @@ from capture.formats.choose import reader
 from capture.formats.envelope import with_envelope
 from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.schema_evolution import (
     evolve,
     find_column,
@@ -68,8 +68,8 @@ class Columns:
             for name, one in self._part(stored).items()
         )
 
-    def why_not(self, group: Group) -> str:
-        """Return why a group can't be merged, as far as its footers show it; "" if it can."""
+    def why_not(self, group: FileGroup) -> str:
+        """Return why a file group can't be merged, as far as its footers show it; "" if it can."""
         return next((self.failed[one.path] for one in group.inputs if one.path in self.failed), "")
 
     def _part(self, stored: Stored) -> dict[str, pa.Field]:
@@ -77,7 +77,7 @@ class Columns:
 
 
 async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None, table: str = "") -> Columns:
-    """Return the typed columns of these objects, combined with the table's typed columns `table` (`Group.columns`).
+    """Return the typed columns of these objects, combined with the table's typed columns `table` (`FileGroup.columns`).
 
     It reads the footers of plain Parquet, and encrypted objects whole. Other formats have no typed columns.
     """

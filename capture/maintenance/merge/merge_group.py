@@ -1,4 +1,4 @@
-"""Merges a group: read, sort, drop duplicates, write, store. Memory is bounded for a group of any size."""
+"""Merges a file group: read, sort, drop duplicates, write, store. Memory is bounded for a file group of any size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capture.archive.manifest import Stored
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import AlreadyStoredError, CompactionError
 from capture.formats.envelope import SCHEMA
-from capture.maintenance.engine import Group, Merged, Part
+from capture.maintenance.engine import FileGroup, Merged, Part
 from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
 from capture.maintenance.merge.inputs import fetch_ahead, input_rows
 from capture.maintenance.merge.same_output import find_same_output
@@ -28,7 +28,7 @@ from capture.stores.contract import Store
 
 async def merge_group(
     store: Store,
-    group: Group,
+    group: FileGroup,
     columns: pa.Schema,
     keys: Keys | None,
     *,
@@ -80,7 +80,7 @@ async def merge_group(
     )
 
 
-def inputs_of(group: Group, first: int, last: int) -> list[Stored]:
+def inputs_of(group: FileGroup, first: int, last: int) -> list[Stored]:
     """Return the inputs that hold sequences from the first to the last."""
     if (first, last) == (0, MAXIMUM):
         return group.inputs
@@ -130,7 +130,7 @@ def _within(rows: pa.Table, first: int, last: int) -> pa.Table:
     return rows.filter(pc.and_(pc.greater_equal(rows["sequence"], first), pc.less_equal(rows["sequence"], last)))
 
 
-def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> None:
+def _check(group: FileGroup, part: Part, exclude: Sequences, written: Sequences) -> None:
     held = Sequences.union_of(Sequences.from_text(one.sequences) for one in group.inputs)
     wanted = (held - exclude).within(part.first, part.last)
     if written != wanted:

@@ -22,7 +22,7 @@ from capture.errors import CompactionError, KeyMissingError
 from capture.formats.envelope import SCHEMA, VERSION
 from capture.formats.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED, open_parquet
 from capture.formats.schema import CONFLICTS
-from capture.maintenance.engine import Group, Part
+from capture.maintenance.engine import FileGroup, Part
 from capture.maintenance.merge.schema_evolution import OWN
 from capture.maintenance.merge.scratch_file import Temporary
 
@@ -74,14 +74,16 @@ def sequences_of(ascending: pa.ChunkedArray) -> Sequences:
 
 
 class TableFile:
-    """One part of a group as a Parquet file at `path`, written row group by row group.
+    """One part of a file group as a Parquet file at `path`, written row group by row group.
 
     `columns` are its typed columns. `add` takes rows in ascending order of distinct sequences, with the envelope's
     columns and those. `sequences` and `conflicts` cover the rows added so far. With `encrypted`, no plaintext is on the
     disk, even if the file is plain in the store.
     """
 
-    def __init__(self, path: Path, group: Group, part: Part, columns: pa.Schema, *, encrypted: bool = False) -> None:
+    def __init__(
+        self, path: Path, group: FileGroup, part: Part, columns: pa.Schema, *, encrypted: bool = False
+    ) -> None:
         self.content: Path | bytes = b""
         """The content to put into the store, once the file is complete."""
         self.conflicts: Counter[str] = Counter()

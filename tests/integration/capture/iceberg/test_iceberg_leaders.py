@@ -173,11 +173,11 @@ async def test_nodes_that_know_the_archive_by_different_urls_are_told_of_and_do_
         return status
 
     status = await compacted("node-1", one, b"1")
-    [table] = status.view.state.tables
+    [table] = status.board.state.tables
     assert (table.location, table.snapshots, table.expires) == (f"{places['node-1']}/{folder(fleet.stream)}", 1, None)
     assert not any("URLs" in trouble for trouble in status.troubles)
     status = await compacted("node-2", other, b"2")
-    [kept] = status.view.state.tables
+    [kept] = status.board.state.tables
     assert (kept.location, kept.snapshots) == (table.location, 2)
     assert kept.expires == kept.made + 3600.0
     assert sequences_of(static_table(store, fleet.stream)) == [1, 2]
@@ -189,7 +189,7 @@ async def test_nodes_that_know_the_archive_by_different_urls_are_told_of_and_do_
     assert f"the table stays where it is: {wrong}" in caplog.text
     await board.withdraw("node-1")
     status = await compacted("node-2", other, b"3")
-    [moved] = status.view.state.tables
+    [moved] = status.board.state.tables
     assert moved.location == f"s3://lake/orders/{folder(fleet.stream)}"
 
 

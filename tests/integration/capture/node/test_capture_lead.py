@@ -10,7 +10,7 @@ from patient import PATIENCE, PATIENT
 from capture.archive.chain import Head
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.archive.identity import claim
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.config.settings import CaptureConfig, Compacting, Sweeping
 from capture.errors import FencedError
 from capture.formats import writer

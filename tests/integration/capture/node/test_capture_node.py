@@ -7,7 +7,7 @@ import pytest
 from dying import DIES
 from patient import NEVER, PATIENCE
 
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.config.load import load
 from capture.decoders import decoder
 from capture.formats import parquet, writer

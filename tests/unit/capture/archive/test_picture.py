@@ -8,8 +8,8 @@ from set_engine import SetEngine, described, read_back
 
 from capture.archive.chain import Head, Retired
 from capture.archive.manifest import Manifest, Partition, block_path, encode, entry_path
+from capture.archive.picture import Picture, read_picture
 from capture.archive.table import Table, first_table
-from capture.archive.view import Picture, read_picture
 from capture.errors import FencedError, ManifestError, NotSweptError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy

@@ -7,10 +7,10 @@ from set_engine import SetEngine, described, read_back
 
 from capture.archive.chain import Retired, commit
 from capture.archive.manifest import Manifest, Removed, encode, entry_path
+from capture.archive.picture import read_picture
 from capture.archive.retention import Retention, Rule, record_removed, removed_sequences
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import read_picture
 from capture.errors import ManifestError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from retaining import stored
 
 from capture.archive.manifest import Manifest, Removed
+from capture.archive.picture import Picture
 from capture.archive.retention import Retention, Rule, record_removed, removed_sequences, sum_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.config.load import load
 from capture.errors import ConfigError
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from capture.cli.demo import flights
-from capture.cli.demo.view import Result
+from capture.cli.demo.screen import Result
 from capture.errors import CaptureError
 
 

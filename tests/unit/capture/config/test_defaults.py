@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from capture.archive.view import GRACE
+from capture.archive.picture import GRACE
 from capture.config import settings
 from capture.ingest.block import Limits
 from capture.ingest.commit import CommitOptions
@@ -17,7 +17,7 @@ from capture.ingest.pipeline import InFlight
 from capture.ingest.spill import Spill
 from capture.maintenance import sweep
 from capture.maintenance.compaction_plan import Policy
-from capture.maintenance.engine import Group
+from capture.maintenance.engine import FileGroup
 from capture.maintenance.schedule import Schedule
 from capture.reading import duck
 from capture.spark import protocol
@@ -28,7 +28,7 @@ REACH = [
     (settings.Buffers, Spill, {"max_disk_bytes": "max_bytes"}),
     (settings.Compacting, Schedule, {}),
     (settings.Compacting, Policy, {}),
-    (settings.Compacting, Group, {}),
+    (settings.Compacting, FileGroup, {}),
     (settings.Spark, SparkOptions, {}),
     (settings.Sweeping, sweep.sweep, {}),
     (settings.CaptureConfig, Durable, {}),

@@ -27,8 +27,8 @@ from sealed import HEADERS, block, csv_rows, stored_as
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Manifest, decode_entry
+from capture.archive.picture import Picture
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.config.load import load
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, FormatError

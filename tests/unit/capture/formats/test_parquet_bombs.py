@@ -10,9 +10,9 @@ import pytest
 from archived import STREAM, store_block
 
 from capture.archive.manifest import Manifest, Stored
+from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.errors import FormatError
 from capture.formats import batches as of_pieces
 from capture.formats import pages, read_object

@@ -14,8 +14,8 @@ from archived import Archived as MemoryArchive
 from capture.archive.chain import Head, latest_offline, read
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Manifest
+from capture.archive.picture import Picture
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.errors import FormatError
 from capture.formats import codecs, ndjson, raw, read_object, reader, writer
 from capture.ingest.block import SealedBlock

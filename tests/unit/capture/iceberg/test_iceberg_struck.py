@@ -12,8 +12,8 @@ from failing import Failing
 from capture.archive import chain
 from capture.archive.iceberg_state import Expiry, hint_path, version_path
 from capture.archive.manifest import Manifest
+from capture.archive.picture import read_picture
 from capture.archive.table import Table
-from capture.archive.view import read_picture
 from capture.errors import CompactionError, FencedError, StoreError
 from capture.iceberg import Exposer
 from capture.maintenance.compaction import compact

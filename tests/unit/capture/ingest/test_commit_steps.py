@@ -11,7 +11,7 @@ import pytest
 from disk_steps import FAILS, FAILS_AFTER, KILLED, Disk, Killed, Steps
 from sealed import block as sealed_block
 
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.errors import StoreError
 from capture.formats import writer
 from capture.formats.choose import read_object

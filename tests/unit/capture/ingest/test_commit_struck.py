@@ -15,7 +15,7 @@ import pytest
 from patient import PATIENCE
 
 from capture.archive.manifest import BLOCKS
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.decoders import decoder
 from capture.errors import StoreError
 from capture.formats import parquet, writer

@@ -18,7 +18,7 @@ from capture.archive.manifest import (
     entry_path,
     table_path,
 )
-from capture.archive.view import read_picture
+from capture.archive.picture import read_picture
 from capture.errors import ConfigError, ManifestError
 from capture.formats import parquet, writer
 from capture.ingest import layout as layouts

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from capture.archive.chain import Retired
 from capture.archive.manifest import Manifest, Partition, Stored, block_path
+from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.errors import CompactionError, ConfigError
 from capture.maintenance.compaction import apply
 from capture.maintenance.compaction_plan import Policy, plan

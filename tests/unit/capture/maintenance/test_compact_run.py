@@ -9,9 +9,9 @@ import pytest
 
 from capture.archive.chain import document_path
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
+from capture.archive.picture import read_picture
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import read_picture
 from capture.errors import CompactionError, FencedError, ManifestError, NotSweptError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy

@@ -11,9 +11,9 @@ import pytest
 from merging import HOUR, KEYS, block, every_format, evolving, group, table_of
 
 from capture.archive.manifest import Manifest
+from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.errors import AlreadyStoredError, CompactionError
 from capture.formats import read_object
 from capture.formats.envelope import SCHEMA

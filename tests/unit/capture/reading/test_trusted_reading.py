@@ -15,12 +15,12 @@ from capture.archive.chain import latest_offline
 from capture.archive.encryption import Keys
 from capture.archive.identity import claim
 from capture.archive.manifest import Manifest
+from capture.archive.picture import Picture
 from capture.archive.recording import Recording
 from capture.archive.scope import Asked, write_record
 from capture.archive.signing import split
 from capture.archive.table import Table
 from capture.archive.trust import Trust, check_contents
-from capture.archive.view import Picture
 from capture.cli.app import make_app
 from capture.config.load import load
 from capture.config.settings import CaptureConfig

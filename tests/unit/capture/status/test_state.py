@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from capture.cli.status import _age, _size
-from capture.ingest.board import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
+from capture.ingest.board import MOST_SAID, ArchiveState, BoardState, Heard, NodeState, StreamState
 from natty.errors import BadRecordError
 from natty.kv.json_records import decode
 
@@ -27,7 +27,7 @@ FAILING = msgspec.structs.replace(NODE, troubles=["the sweep failed: the store i
 
 
 def view(ago=1.0, nodes=(), **state):
-    return View(msgspec.structs.replace(STATE, **state), ago, [Heard(NODE, heard) for heard in nodes])
+    return BoardState(msgspec.structs.replace(STATE, **state), ago, [Heard(NODE, heard) for heard in nodes])
 
 
 def at(name, location):
@@ -56,10 +56,10 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
         ),
         (view(dangling=["blocks/x"]), "blocks/x is named by an entry and missing"),
         (view(unreadable=["_entries/x is damaged"]), "an entry can't be read: _entries/x is damaged"),
-        (View(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
-        (View(STATE, 1.0, [Heard(FAILING, 1.0)]), "one: the sweep failed: the store is away"),
+        (BoardState(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
+        (BoardState(STATE, 1.0, [Heard(FAILING, 1.0)]), "one: the sweep failed: the store is away"),
         (
-            View(STATE, 1.0, [Heard(at("a", "s3://lake"), 1.0), Heard(at("b", "file:///lake"), 1.0)]),
+            BoardState(STATE, 1.0, [Heard(at("a", "s3://lake"), 1.0), Heard(at("b", "file:///lake"), 1.0)]),
             "nodes use different URLs for the archive, file:///lake (b), s3://lake (a): "
             "set [table] location to the URL of engines on all nodes",
         ),
@@ -83,7 +83,7 @@ def test_of_thousands_of_things_that_are_wrong_a_few_are_named_and_the_others_co
 
 def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody():
     a, late, no_spark = (Heard(at(*one), ago) for *one, ago in (("a", "x", 1.0), ("b", "y", 99.0), ("c", "", 1.0)))
-    assert View(STATE, 1.0, [a, late, no_spark]).locations == {"a": "x"}
+    assert BoardState(STATE, 1.0, [a, late, no_spark]).locations == {"a": "x"}
 
 
 def test_that_nobody_leads_comes_first():

@@ -15,7 +15,7 @@ from capture.verification.outputs import (
     prometheus_failure,
     write_atomically,
 )
-from capture.verification.verdict import Holdings, StreamView, compare
+from capture.verification.verdict import Holdings, StreamReport, compare
 
 PERFORMANCE = re.compile(
     r"(?P<name>[a-z_]+)=(?P<value>[0-9.]+)(?P<unit>[A-Za-z%]*)(?:;(?P<warn>[0-9]*))?(?:;(?P<crit>[0-9]*))?"
@@ -23,7 +23,7 @@ PERFORMANCE = re.compile(
 
 
 def checked(held, last, uncompared="", stream="ORDERS"):
-    verdict = compare(held, None if uncompared else StreamView(first=1, last=last))
+    verdict = compare(held, None if uncompared else StreamReport(first=1, last=last))
     return Check(
         verdict=verdict, held=held, stream=stream, store="file:///lake", uncompared=uncompared, seconds=1.25,
         checked_at=1_792_540_800.5,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.archive.sequences import Sequences
-from capture.verification.verdict import SAID, TOLD, Holdings, StreamView, compare
+from capture.verification.verdict import SAID, TOLD, Holdings, StreamReport, compare
 
 some = st.sets(st.integers(1, 60))
 
@@ -30,7 +30,7 @@ def test_every_sequence_is_in_exactly_one_class(
         removed=of(*(removed - stored)),
         lost=of(*(lost - stored - removed)),
     )
-    view = StreamView(
+    view = StreamReport(
         first=first, last=last, deleted=of(*deleted), unwanted=of(*unwanted), doubtful=of(*doubtful), delivered=20
     )
     verdict = compare(held, view)
@@ -50,7 +50,7 @@ def test_every_sequence_is_in_exactly_one_class(
 
 def test_a_complete_archive_is_ok_and_says_so():
     held = Holdings(stored=upto(3, 9), table=upto(3, 8), undecodable=of(5))
-    verdict = compare(held, StreamView(first=3, last=10, deleted=of(10)))
+    verdict = compare(held, StreamReport(first=3, last=10, deleted=of(10)))
     assert verdict.ok
     assert verdict.sentence() == (
         "6 stored, 1 undecodable and kept raw, 1 deleted in the stream, 2 expired in the stream, "
@@ -59,7 +59,7 @@ def test_a_complete_archive_is_ok_and_says_so():
 
 
 def test_what_is_missing_is_named():
-    verdict = compare(Holdings(stored=of(1, 2, 3, 7)), StreamView(first=1, last=10))
+    verdict = compare(Holdings(stored=of(1, 2, 3, 7)), StreamReport(first=1, last=10))
     assert not verdict.ok
     assert verdict.sentence().endswith("; 6 MISSING (4–6, 8–10)")
     assert verdict.as_dict()["missing_runs"] == [[4, 6], [8, 10]]
@@ -67,7 +67,7 @@ def test_what_is_missing_is_named():
 
 
 def test_of_thousands_of_gaps_programs_are_told_a_bounded_number():
-    verdict = compare(Holdings(stored=of(*range(2, 4 * TOLD, 2))), StreamView(first=1, last=4 * TOLD))
+    verdict = compare(Holdings(stored=of(*range(2, 4 * TOLD, 2))), StreamReport(first=1, last=4 * TOLD))
     told = verdict.as_dict()
     assert len(told["missing_runs"]) == TOLD
     assert told["more_runs"] is True
@@ -76,25 +76,25 @@ def test_of_thousands_of_gaps_programs_are_told_a_bounded_number():
 
 def test_of_thousands_of_problems_people_are_told_a_few_and_their_number():
     problems = tuple(f"block {number} is missing" for number in range(2 * TOLD))
-    verdict = compare(Holdings(problems=problems), StreamView(first=1, last=0))
+    verdict = compare(Holdings(problems=problems), StreamReport(first=1, last=0))
     assert verdict.sentence().endswith(f"block {SAID - 1} is missing; and {2 * TOLD - SAID:,} more like these")
     assert (len(verdict.as_dict()["problems"]), verdict.as_dict()["more_problems"]) == (TOLD, TOLD)
 
 
 def test_rows_that_the_table_holds_twice_are_not_ok():
-    verdict = compare(Holdings(stored=of(1), table=of(1), duplicates=2), StreamView(first=1, last=1))
+    verdict = compare(Holdings(stored=of(1), table=of(1), duplicates=2), StreamReport(first=1, last=1))
     assert not verdict.ok
     assert "2 twice in the table" in verdict.sentence()
 
 
 def test_an_empty_stream_and_an_empty_archive_agree():
-    verdict = compare(Holdings(), StreamView(first=1, last=0))
+    verdict = compare(Holdings(), StreamReport(first=1, last=0))
     assert verdict.ok
     assert verdict.sentence() == "nothing stored; nothing is missing"
 
 
 def test_a_purged_stream_is_expired_where_the_archive_is_not():
-    verdict = compare(Holdings(stored=upto(1, 90)), StreamView(first=101, last=100))
+    verdict = compare(Holdings(stored=upto(1, 90)), StreamReport(first=101, last=100))
     assert verdict.ok
     assert list(verdict.expired.runs()) == [(91, 100)]
     assert not verdict.unseen
@@ -102,19 +102,19 @@ def test_a_purged_stream_is_expired_where_the_archive_is_not():
 
 def test_what_went_before_capture_was_given_it_is_told_apart_from_what_went_at_some_time():
     held = Holdings(stored=of(*range(1, 11), 14))
-    verdict = compare(held, StreamView(first=31, last=30, delivered=20))
+    verdict = compare(held, StreamReport(first=31, last=30, delivered=20))
     assert list(verdict.expired.runs()) == [(11, 13), (15, 30)]
     assert list(verdict.unseen.runs()) == [(21, 30)]
     assert "19 expired in the stream, 10 of these certainly before they were delivered to capture" in verdict.sentence()
 
 
 def test_what_an_earlier_consumer_had_stored_is_no_proof_that_it_was_not_given_more():
-    verdict = compare(Holdings(stored=of(1, 25)), StreamView(first=31, last=30, delivered=0))
+    verdict = compare(Holdings(stored=of(1, 25)), StreamReport(first=31, last=30, delivered=0))
     assert list(verdict.unseen.runs()) == [(26, 30)]
 
 
 def test_what_is_deleted_by_its_ack_is_no_proof_of_anything():
-    view = StreamView(first=5, last=8, deleted=of(6), delivered=8, acks_delete=True)
+    view = StreamReport(first=5, last=8, deleted=of(6), delivered=8, acks_delete=True)
     verdict = compare(Holdings(stored=of(1, 2, 5, 7, 8)), view)
     assert list(verdict.unproven) == [3, 4, 6]
     assert "3 of these without proof that capture did not lose them" in verdict.sentence()
@@ -123,14 +123,14 @@ def test_what_is_deleted_by_its_ack_is_no_proof_of_anything():
 
 def test_what_a_damaged_object_held_is_missing_even_where_the_stream_has_dropped_it():
     held = Holdings(stored=of(5), lost=of(1, 2, 9), problems=("blocks/x is missing",))
-    verdict = compare(held, StreamView(first=5, last=6, deleted=of(2, 6)))
+    verdict = compare(held, StreamReport(first=5, last=6, deleted=of(2, 6)))
     assert list(verdict.missing) == [1, 2, 9]
     assert not compare(held, None).ok
     assert list(compare(held, None).missing) == [1, 2, 9]
 
 
 def test_what_the_archives_own_retention_has_removed_is_not_missing():
-    verdict = compare(Holdings(stored=of(5, 6), removed=upto(1, 4)), StreamView(first=1, last=6))
+    verdict = compare(Holdings(stored=of(5, 6), removed=upto(1, 4)), StreamReport(first=1, last=6))
     assert verdict.ok
     assert "4 removed by the archive's retention; nothing is missing" in verdict.sentence().replace(
         ", 2 of them not compacted yet", ""
@@ -139,7 +139,7 @@ def test_what_the_archives_own_retention_has_removed_is_not_missing():
 
 def test_other_subjects_are_not_missing_and_where_nobody_can_tell_that_is_said():
     held = Holdings(stored=of(1, 5))
-    verdict = compare(held, StreamView(first=1, last=5, unwanted=of(2, 5), doubtful=of(3, 4)))
+    verdict = compare(held, StreamReport(first=1, last=5, unwanted=of(2, 5), doubtful=of(3, 4)))
     assert verdict.ok
     assert (list(verdict.unwanted), list(verdict.unknown)) == ([2], [3, 4])
     assert "1 outside the capture scope" in verdict.sentence()
@@ -147,7 +147,7 @@ def test_other_subjects_are_not_missing_and_where_nobody_can_tell_that_is_said()
 
 
 def test_what_is_above_the_streams_last_is_told_apart():
-    verdict = compare(Holdings(stored=of(1, 2, 3)), StreamView(first=1, last=2))
+    verdict = compare(Holdings(stored=of(1, 2, 3)), StreamReport(first=1, last=2))
     assert verdict.ok
     assert list(verdict.beyond) == [3]
 

@@ -9,9 +9,9 @@ from sealed import block
 from capture.archive.chain import Retired
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Manifest, Removed, Stored, encode, entry_path
+from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.view import Picture
 from capture.errors import StoreUnreadableError
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
@@ -20,7 +20,7 @@ from capture.maintenance.sweep import read_entries
 from capture.stores import MemoryStore
 from capture.verification import objects
 from capture.verification.objects import read_archive
-from capture.verification.verdict import Holdings, StreamView, compare
+from capture.verification.verdict import Holdings, StreamReport, compare
 
 some = st.sets(st.integers(1, 60))
 KEYS = Keys({"k": bytes(range(32))})
@@ -86,7 +86,7 @@ async def test_a_sound_archive_is_what_its_records_say(deep):
     assert (held.objects, held.bytes) == (4, sum(one.bytes for one in [*blocks[:2], *table, raw]))
     assert view.of("T").stored == of(9)
     assert view.of("U") == Holdings()
-    assert compare(held, StreamView(first=1, last=7)).ok
+    assert compare(held, StreamReport(first=1, last=7)).ok
 
 
 @pytest.mark.parametrize(("format", "compression", "keys"), FORMATS)
@@ -125,7 +125,7 @@ async def test_an_object_that_is_missing_or_cut_off_holds_nothing(deep):
         f"{cut.path} has 50 bytes, not {cut.bytes:,}",
         f"{longer.path} has {longer.bytes + 1:,} bytes, not {longer.bytes:,}",
     ]
-    assert list(compare(view.of("S"), StreamView(first=1, last=4)).missing) == [1, 2, 3]
+    assert list(compare(view.of("S"), StreamReport(first=1, last=4)).missing) == [1, 2, 3]
 
 
 async def test_a_changed_byte_takes_reading_again():
@@ -201,7 +201,7 @@ async def test_rows_that_two_table_files_hold_are_counted(deep):
     table = [await add(store, [1, 2, 3], path="table/a"), await add(store, [3, 4], path="table/b")]
     held = (await read_archive(store, archive(files=table), deep=deep)).of("S")
     assert held.duplicates == 1
-    assert not compare(held, StreamView(first=1, last=4)).ok
+    assert not compare(held, StreamReport(first=1, last=4)).ok
 
 
 async def test_a_row_that_a_block_holds_twice_is_no_duplicate_of_the_table():
@@ -229,8 +229,8 @@ async def test_a_block_that_its_writer_gave_up_is_no_loss_unless_its_messages_we
     await store.delete(given_up.path)
     held = (await read_archive(store, archive([stored_again]), pending_entries=[given_up])).of("S")
     assert (held.problems, held.lost) == ((), of())
-    assert compare(held, StreamView(first=1, last=2)).ok
-    for view in (StreamView(first=1, last=3), StreamView(first=4, last=3), None):
+    assert compare(held, StreamReport(first=1, last=2)).ok
+    for view in (StreamReport(first=1, last=3), StreamReport(first=4, last=3), None):
         verdict = compare(held, view)
         assert list(verdict.missing) == [3]
         assert verdict.problems == (f"{given_up.path} is missing",)
@@ -351,7 +351,7 @@ async def test_ten_thousand_blocks_of_ten_million_messages_take_little_memory():
     Path("/proc/self/clear_refs").write_text("5")  # from here on the highest use of memory is counted anew
     before = highest_memory()
     view = await read_archive(store, picture, deep=False)
-    verdict = compare(view.of("S"), StreamView(first=1, last=10_000_000))
+    verdict = compare(view.of("S"), StreamReport(first=1, last=10_000_000))
     used = highest_memory() - before
     print(f"{used / 1e6:.1f} MB for 10 000 blocks")
     assert verdict.ok

@@ -60,7 +60,7 @@ def program() -> str:
     return shlex.quote(os.path.relpath(sys.argv[0]))
 
 
-class View:
+class Screen:
     """Progress bars while the demo works, a line for each step, tables at the end."""
 
     def __init__(self, console: Console) -> None:
