@@ -123,13 +123,13 @@ async def test_blocks_of_every_format_and_typed_columns_give_the_same_file_throu
     ids=["encrypted as before", "to be plain from now on", "on disks that are encrypted", "nothing of it is"],
 )
 async def test_what_is_a_secret_is_never_on_the_disk_in_plain(store, monkeypatch, keys, ending, encrypted, seen):
-    secret, found, reading = b"what nobody else may read", [], Temporary.reading
+    secret, found, reading = b"what nobody else may read", [], Temporary.open_to_read
 
     def looked_at(file):
         found.append(secret in file.path.read_bytes())
         return reading(file)
 
-    monkeypatch.setattr(Temporary, "reading", looked_at)
+    monkeypatch.setattr(Temporary, "open_to_read", looked_at)
     inputs = [await block(store, [one], format="raw", keys=keys, payload=lambda number: secret) for one in (2, 1, 3)]
     made = group(inputs, ending=ending)
     merged = await merge_group(store, made, pa.schema([]), KEYS, stored_ns=1, memory_bytes=0, encrypted=encrypted)
@@ -144,7 +144,9 @@ async def test_what_is_a_secret_is_never_on_the_disk_in_plain(store, monkeypatch
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_a_task_of_spark_s_encrypts_what_is_on_the_disk_if_spark_does(tmp_path, monkeypatch, encrypted):
     made = []
-    monkeypatch.setattr(Temporary, "writing", lambda file, write=Temporary.writing: made.append(file) or write(file))
+    monkeypatch.setattr(
+        Temporary, "open_to_write", lambda file, write=Temporary.open_to_write: made.append(file) or write(file)
+    )
     store = FileStore(tmp_path)
     task = Task(group=group([asyncio.run(block(store, [1, 2]))]), columns="", stored_ns=1)
     merged = msgspec.json.decode(
