@@ -195,6 +195,12 @@ class JetStream:
             raise _error(msgspec.convert(refused, _Refusal), subject)
         return answer
 
+    async def stream_of(self, subject: str) -> str:
+        """Return the stream that stores messages on a subject. PublishError if there is none."""
+        if not (names := (await self.request("STREAM.NAMES", {"subject": subject})).get("streams")):
+            raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
+        return str(names[0])
+
     async def publish_and_count(
         self, subject: str, data: bytes, *, headers: Headers, timeout: float | None = None
     ) -> PubAck:

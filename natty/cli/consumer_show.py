@@ -9,6 +9,7 @@ from typing import Any
 from natty.config.units import NANOSECONDS, nanoseconds_of, parse_time, show_duration, show_size
 from natty.streams import ConsumerInfo
 from natty.streams.listing import Listing
+from natty.streams.report import mark_servers
 
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
@@ -35,7 +36,16 @@ def report_rows(listing: Listing[ConsumerInfo], stored: int, *, raw: bool) -> Ro
             shown[2] += f" / {min(100, 100 * waiting // stored)}%"
         ack_wait = config.get("ack_wait", 0) / NANOSECONDS
         wait = (f"{ack_wait:g}" if raw else show_duration(ack_wait)) if ack_wait else ""
-        rows.append((one["name"], kind_of(config), config["ack_policy"], wait, *shown, _cluster(one)))
+        rows.append(
+            (
+                one["name"],
+                kind_of(config),
+                config["ack_policy"],
+                wait,
+                *shown,
+                _servers(one),
+            )
+        )
     rows += [(name, "no server answers for it", *[""] * 7) for name in listing.missing]
     columns = ("consumer", "kind", "acks", ">ack wait", ">unacknowledged", ">redelivered", ">waiting", ">ack floor")
     return (*columns, "cluster"), rows
@@ -102,7 +112,7 @@ def _state(info: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
     return [
         ("Created", f"{info['created'][:19].replace('T', ' ')} UTC, {since(info['created'], now)}"),
         ("Paused", paused),
-        ("Cluster", _cluster(info)),
+        ("Cluster", _servers(info)),
         ("Last delivered", _place(info["delivered"], now)),
         ("Acknowledged up to", _place(info["ack_floor"], now)),
         ("Unacknowledged", info["num_ack_pending"]),
@@ -127,11 +137,5 @@ def _limit(config: Mapping[str, Any], name: str) -> str:
     return f"{value:,}" if value > 0 else "no limit" if value < 0 else ""
 
 
-def _cluster(one: Mapping[str, Any]) -> str:
-    """Return the leader with a star, then the replicas, with a mark for each that is behind or offline."""
-    cluster = one.get("cluster") or {}
-    names = [f"{cluster['leader']}*"] if cluster.get("leader") else []
-    for replica in cluster.get("replicas") or []:
-        mark = "" if replica.get("current") and not replica.get("offline") else "!"
-        names.append(replica["name"] + mark)
-    return ", ".join(names)
+def _servers(one: Mapping[str, Any]) -> str:
+    return ", ".join(mark_servers(one.get("cluster")))

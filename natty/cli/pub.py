@@ -18,7 +18,6 @@ from natty.cli.run import run_async
 from natty.cli.show import fields_of
 from natty.cli.tables import Json
 from natty.cli.terminal import json_text, say, write
-from natty.errors import PublishError
 from natty.names import check_subject
 from natty.wire.message import Headers, encode_headers
 
@@ -92,7 +91,7 @@ async def _repeat(body: bytes, count: int) -> AsyncIterator[bytes]:
 
 async def _store_one(settings: dict[str, Any], subject: str, body: bytes, headers: Headers) -> dict[str, Any]:
     async with Natty(**settings) as natty:
-        await _stream_of(natty, subject)
+        await natty.jetstream.stream_of(subject)  # so that a missing stream is reported at once
         ack = await natty.jetstream.publish(subject, body, headers=headers)
     return {"subject": subject, "messages": 1, "stream": ack.stream, "sequence": ack.seq, "duplicate": ack.duplicate}
 
@@ -102,7 +101,7 @@ async def _store(
 ) -> dict[str, Any]:
     sent, single = 0, {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
     async with Natty(**settings) as natty:
-        stream = await _stream_of(natty, subject)
+        stream = await natty.jetstream.stream_of(subject)
         with _progress() as progress:
             task = progress.add_task("published", total=total)
             async with natty.publisher(stream) as publisher:
@@ -111,14 +110,6 @@ async def _store(
                     if (sent := sent + 1) % _WRITE_AHEAD == 0:
                         progress.update(task, completed=sent)
     return {"subject": subject, "messages": publisher.stored, "stream": stream}
-
-
-async def _stream_of(natty: Natty, subject: str) -> str:
-    """Return the stream that stores messages on a subject, so that a missing one is reported at once."""
-    streams: list[str] = (await natty.jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams") or []
-    if not streams:
-        raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
-    return streams[0]
 
 
 async def _send(

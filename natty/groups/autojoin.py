@@ -11,7 +11,7 @@ import logging
 import secrets
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from natty.consuming.handler import Handler
 from natty.elections import Election, ElectionOptions, Term
@@ -41,7 +41,7 @@ class AutoMembership(Membership):
 
     def __init__(self, jetstream: JetStream, admin: ElasticAdmin, handler: Handler, ttl: float, options: JoinOptions):
         member = f"{AUTOMATIC}{secrets.token_hex(4)}"
-        super().__init__(jetstream, "elastic", (admin.stream, admin.name), member, handler, options)
+        super().__init__(jetstream, admin, member, handler, options)
         self.election = Election(jetstream, ElectionOptions(name=election_name(admin), lease=LEASE, node_name=member))
         self.alone = True
         self._admin = admin
@@ -127,16 +127,11 @@ class AutoMembership(Membership):
         change = await self._admin.change(lambda record: plan(record, live | named))
         gone = [name for name in change.dropped if name.startswith(AUTOMATIC)]
         for name in gone:
-            await self._place_of(name).delete()
+            await Place(self._jetstream, self._admin, name).delete()
         if change.before != change.after:
             text = "%s: %d members share the partitions (%d joined, %d left)"
             facts = (self._admin, len(live | named), len(change.added), len(change.dropped))
             logger.info(text, *facts, extra={"action": "divided"})
-
-    def _place_of(self, member: str) -> Place:
-        group: tuple[str, str] = (self._admin.stream, self._admin.name)
-        settings: dict[str, Any] = {}
-        return Place(self._jetstream, "elastic", group, member, settings)
 
 
 def election_name(admin: ElasticAdmin) -> str:

@@ -34,8 +34,7 @@ class ElasticGroup(ElasticAdmin):
             raise TypeError("join() was given no handler: pass one, `join(handler=…)` for a member without a name")
         if member is None:
             return AutoMembership(self._jetstream, self, handler, ttl, JoinOptions(**options))
-        group = (self.stream, self.name)
-        return Membership(self._jetstream, self.kind, group, member, handler, JoinOptions(**options))
+        return Membership(self._jetstream, self, member, handler, JoinOptions(**options))
 
 
 class StaticGroup(StaticAdmin):
@@ -43,5 +42,4 @@ class StaticGroup(StaticAdmin):
 
     def join(self, member: str, handler: Handler, **options: Unpack[JoinSettings]) -> Membership:
         """Return an instance of a listed member, to be used with `async with`. Options: `JoinOptions`."""
-        group = (self.stream, self.name)
-        return Membership(self._jetstream, self.kind, group, member, handler, JoinOptions(**options))
+        return Membership(self._jetstream, self, member, handler, JoinOptions(**options))

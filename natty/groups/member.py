@@ -20,15 +20,14 @@ from natty.errors import (
     KeyNotFoundError,
     NattyError,
 )
-from natty.groups.elastic import ElasticAdmin
+from natty.groups.admin import BUCKETS, GroupAdmin
 from natty.groups.instance import Do, Instance, Own, Step
 from natty.groups.joining import MAX_ACK_PENDING, JoinOptions, MemberEvent, State
 from natty.groups.lag import count_lag
 from natty.groups.place import Place, parse_info
 from natty.groups.reading import Reading
-from natty.groups.records import ElasticRecord, Record, StaticRecord, may_follow
-from natty.groups.settings import ELASTIC_BUCKET, STATIC_BUCKET, Timings, record_key
-from natty.groups.static import StaticAdmin
+from natty.groups.records import Record, may_follow
+from natty.groups.settings import Timings
 from natty.groups.stint import Memory, make_work
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
@@ -53,8 +52,7 @@ class Membership:
     def __init__(
         self,
         jetstream: JetStream,
-        kind: str,
-        group: tuple[str, str],
+        admin: GroupAdmin[Any],
         member: str,
         handler: Handler,
         options: JoinOptions,
@@ -68,12 +66,12 @@ class Membership:
         self.longest = float("inf")  # seconds that such a lease lasts
         self.alone = False  # whether no other instance can have this name
         self._jetstream = jetstream
-        self._place = Place(jetstream, kind, group, member, options.settings)
-        self._elastic = self._place.elastic
-        self.source, self.group = group
+        self._group, self._elastic = admin, admin.kind == "elastic"
+        self._place = Place(jetstream, admin, member, options.settings)
+        self.source, self.group = admin.stream, admin.name
         self.stream, self.consumer = self._place.stream, self._place.consumer
-        self._bucket = Bucket(jetstream, ELASTIC_BUCKET if self._elastic else STATIC_BUCKET)
-        self._key = record_key(*group)
+        self._bucket = Bucket(jetstream, BUCKETS[admin.kind])
+        self._key = admin.key
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
         self._cause: BaseException | None = None
@@ -125,9 +123,10 @@ class Membership:
         self._jetstream.connection.listeners.append(self._on_connection)
         jobs = [self._follow_record(), self._run()]
         if every := self.options.lag_every:
-            admin = (ElasticAdmin if self._elastic else StaticAdmin)(self._jetstream, self.source, self.group)
             jobs.append(
-                count_lag(self._jetstream, admin, self.member, every, lambda: self.partitions if self.pinned else ())
+                count_lag(
+                    self._jetstream, self._group, self.member, every, lambda: self.partitions if self.pinned else ()
+                )
             )
         self._tasks = [asyncio.create_task(job, name=f"natty group {self._key} {self.member}") for job in jobs]
         return self
@@ -181,7 +180,7 @@ class Membership:
 
     def _take(self, value: bytes) -> None:
         """Apply a revision of the record. BadGroupError if a setting changed that must not change."""
-        record: Record = ElasticRecord.decode(value) if self._elastic else StaticRecord.decode(value)
+        record: Record = self._group.decode(value)
         before = self.record
         if before is not None and not may_follow(before, record):
             raise BadGroupError(

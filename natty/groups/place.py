@@ -7,14 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from natty.errors import ConsumerNotFoundError, JetStreamError, StreamNotFoundError
+from natty.groups.admin import GroupAdmin
 from natty.groups.instance import Seen
 from natty.groups.settings import (
     PRIORITY_GROUP,
     check_member,
     elastic_consumer,
-    static_consumer,
     static_member_consumer,
-    work_queue,
 )
 from natty.jetstream import JetStream
 
@@ -27,15 +26,11 @@ class Place:
     """A member's consumer on the server, which may or may not exist: to look at, create, delete and unpin."""
 
     def __init__(
-        self, jetstream: JetStream, kind: str, group: tuple[str, str], member: str, settings: dict[str, Any]
+        self, jetstream: JetStream, admin: GroupAdmin[Any], member: str, settings: dict[str, Any] | None = None
     ) -> None:
-        self.elastic = kind == "elastic"
-        self.source, self.group = group
-        self.member = check_member(member)
-        self.settings = settings
-        self.stream = work_queue(*group) if self.elastic else self.source
-        self.consumer = member if self.elastic else static_consumer(self.group, member)
-        self._jetstream = jetstream
+        self.member, self.settings = check_member(member), settings
+        self.stream, self.consumer = admin.consumed_stream, admin.consumer_name(member)
+        self._admin, self._jetstream = admin, jetstream
 
     def __repr__(self) -> str:
         return f"Place({self.stream}/{self.consumer})"
@@ -52,10 +47,10 @@ class Place:
 
         Return False if another member's consumer still reads one of these partitions.
         """
-        if self.elastic:
+        if self._admin.kind == "elastic":
             config = elastic_consumer(self.member, list(filters), self.settings)
         else:
-            config = static_member_consumer(self.group, self.member, list(filters), self.settings)
+            config = static_member_consumer(self._admin.name, self.member, list(filters), self.settings)
         try:
             await self._ask("CREATE", {"stream_name": self.stream, "config": config, "action": "create"})
         except JetStreamError as error:

@@ -12,6 +12,7 @@ from natty.kv.bucket import Bucket
 from natty.kv.bucket_config import make_bucket
 from natty.kv.key_names import check_bucket
 from natty.streams import BucketConfig
+from natty.streams.listing import stream_names
 
 KEPT = 1000  # handles
 
@@ -32,13 +33,8 @@ async def delete_bucket(jetstream: JetStream, bucket: str) -> None:
 
 async def list_buckets(jetstream: JetStream) -> list[str]:
     """Return the names of all buckets, sorted."""
-    found: list[str] = []
-    while True:
-        answer = await jetstream.request("STREAM.NAMES", {"subject": "$KV.>", "offset": len(found)})
-        names = answer["streams"] or []
-        found += names
-        if not names or len(found) >= answer["total"]:
-            return sorted(name.removeprefix("KV_") for name in found if name.startswith("KV_"))
+    names = await stream_names(jetstream, subject="$KV.>")
+    return [name.removeprefix("KV_") for name in names if name.startswith("KV_")]
 
 
 class Handles:

@@ -221,7 +221,7 @@ async def _resolve(
             unknown = _code(error) == INCOMPLETE
         try:
             async with asyncio.timeout_at(deadline):
-                info = await jetstream.request(f"STREAM.INFO.{await _stream_of(jetstream, subject)}")
+                info = await jetstream.request(f"STREAM.INFO.{await jetstream.stream_of(subject)}")
                 ack = await _find(jetstream, info, subject, wire, loop.time() - began + SKEW)
         except AuthorizationError:
             return None
@@ -278,23 +278,20 @@ async def _explain(
     elif code == TOO_MANY:
         reason = "the server has too many unfinished batches: try again, or use fewer at a time"
     elif code == DISABLED:
-        stream = await _stream_of(jetstream, batch[0].subject)
+        stream = await jetstream.stream_of(batch[0].subject)
         reason = f"stream {stream} does not accept atomic batches: set allow_atomic"
     elif code == INCOMPLETE or isinstance(error.__cause__, NoRespondersError):
         reason = await _explain_missing(jetstream, batch, refusals)
     return PublishError(f"no message of the batch was stored: {reason}", subject=error.subject or batch[0].subject)
 
 
-async def _stream_of(jetstream: JetStream, subject: str) -> str:
-    names = (await jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams")
-    return str(names[0]) if names else ""
-
-
 async def _explain_missing(jetstream: JetStream, batch: list[AtomicMessage], refusals: list[str]) -> str:
     if refusals:
         return f"not permitted: {refusals[0]}"
-    if not (stream := await _stream_of(jetstream, batch[0].subject)):
-        return f"no stream takes {batch[0].subject!r}: create one whose subjects cover it"
+    try:
+        stream = await jetstream.stream_of(batch[0].subject)
+    except PublishError as error:
+        return str(error)
     subjects = (await jetstream.request(f"STREAM.INFO.{stream}"))["config"].get("subjects") or ()
     for place, one in enumerate(batch, start=1):
         if not covers(subjects, one.subject):

@@ -250,7 +250,7 @@ class Outbox:
             async with self._opening:
                 if (known := self._routes.find(subject, loop.time())) is not None:  # another call was faster
                     return known
-                stream = self._stream_of(subject) or await self._ask(subject)
+                stream = self._stream_of(subject) or await self._jetstream.stream_of(subject)
                 sender = self._senders.get(stream) or await self._open(stream)
                 if sender.draining is None:
                     self._routes.add(subject, sender, loop.time())
@@ -262,12 +262,6 @@ class Outbox:
         if self._routes.is_doubtful(subject):
             return ""
         return next((name for name, sender in self._senders.items() if covers(sender.publisher.subjects, subject)), "")
-
-    async def _ask(self, subject: str) -> str:
-        answer = await self._jetstream.request("STREAM.NAMES", {"subject": subject})
-        if not (names := answer.get("streams")):
-            raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
-        return str(names[0])
 
     async def _open(self, stream: str) -> _Sender:
         if self._closed:

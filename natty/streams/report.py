@@ -101,19 +101,19 @@ def _row(info: StreamInfo) -> Row:
         lost=len((state.get("lost") or {}).get("msgs") or []),
         deleted=state.get("num_deleted", 0),
         api_level=str((config.get("metadata") or {}).get("_nats.req.level", "")),
-        replicas=_replicas(info.get("cluster") or {}),
+        replicas=", ".join(sorted(mark_servers(info.get("cluster")))),
     )
 
 
-def _replicas(cluster: ClusterInfo) -> str:
-    """Return the servers of a stream: a star marks the leader, an exclamation mark one that is behind or offline."""
-    if not cluster.get("replicas") and not cluster.get("leader"):
-        return ""
+def mark_servers(cluster: ClusterInfo | None) -> list[str]:
+    """Return the leader with a star, then the replicas, with a mark for each that is behind or offline."""
+    if cluster is None:
+        return []
     names = [f"{leader}*"] if (leader := cluster.get("leader")) else []
     for one in cluster.get("replicas") or []:
         well = one.get("current") and not one.get("offline")
         names.append(one["name"] if well else f"{one['name']}!")
-    return ", ".join(sorted(names))
+    return names
 
 
 def _replication(stream: str, kind: str, source: SourceInfo) -> Replication:
