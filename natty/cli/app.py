@@ -28,10 +28,7 @@ class Commands(LateGroup):
             "natty.cli.sub:sub",
             "Print messages as they arrive, until interrupted; with --stream also those that the stream has stored.",
         ),
-        "bench": Place(
-            "natty.cli.bench:bench",
-            "Measure publishing and consuming on a temporary stream.",
-        ),
+        "bench": Place("natty.cli.bench:bench", "Measure publishing and consuming on a temporary stream."),
         "server": Place(
             "natty.cli.server:server",
             "Run a JetStream server for development, with TLS and new certificates, until interrupted.",

@@ -17,10 +17,7 @@ T = TypeVar("T")
 
 
 _OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    "servers": (
-        ("--server", "-s"),
-        "Server URLs, separated by commas; a context then needs --context [env NATS_URL].",
-    ),
+    "servers": (("--server", "-s"), "Server URLs, separated by commas; a context then needs --context [env NATS_URL]."),
     "context": (("--context",), "A context of the nats tool, or its path [env NATS_CONTEXT]."),
     "creds": (("--creds",), "Credentials file [env NATS_CREDS]."),
     "user": (("--user",), "User name; set its password in NATS_PASSWORD [env NATS_USER]."),

@@ -113,8 +113,7 @@ def pause(
     stream: Stream = None,
     consumer: Consumer = None,
     until: Annotated[
-        datetime | None,
-        typer.Argument(parser=moment, metavar="UNTIL", help="Duration, such as 1h30m, or time, UTC."),
+        datetime | None, typer.Argument(parser=moment, metavar="UNTIL", help="Duration, such as 1h30m, or time, UTC.")
     ] = None,
     force: Force = False,
 ) -> None:

@@ -36,16 +36,7 @@ def report_rows(listing: Listing[ConsumerInfo], stored: int, *, raw: bool) -> Ro
             shown[2] += f" / {min(100, 100 * waiting // stored)}%"
         ack_wait = config.get("ack_wait", 0) / NANOSECONDS
         wait = (f"{ack_wait:g}" if raw else show_duration(ack_wait)) if ack_wait else ""
-        rows.append(
-            (
-                one["name"],
-                kind_of(config),
-                config["ack_policy"],
-                wait,
-                *shown,
-                _servers(one),
-            )
-        )
+        rows.append((one["name"], kind_of(config), config["ack_policy"], wait, *shown, _servers(one)))
     rows += [(name, "no server answers for it", *[""] * 7) for name in listing.missing]
     columns = ("consumer", "kind", "acks", ">ack wait", ">unacknowledged", ">redelivered", ">waiting", ">ack floor")
     return (*columns, "cluster"), rows

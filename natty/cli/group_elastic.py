@@ -8,15 +8,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from natty.cli import connect
-from natty.cli.group_shared import (
-    Group,
-    Partitions,
-    Stream,
-    add_command,
-    mappings_of,
-    partitioning_filter,
-    show_record,
-)
+from natty.cli.group_shared import Group, Partitions, Stream, add_command, mappings_of, partitioning_filter, show_record
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
 from natty.groups.elastic import Change, ElasticAdmin

@@ -115,13 +115,7 @@ def _add_auto(app: typer.Typer) -> None:
 
 
 async def _consume(
-    natty: Natty,
-    kind: Kind,
-    stream: str,
-    name: str,
-    member: str | None,
-    sleep: float,
-    options: dict[str, Any],
+    natty: Natty, kind: Kind, stream: str, name: str, member: str | None, sleep: float, options: dict[str, Any]
 ) -> None:
     async def handle(message: Message) -> None:
         await asyncio.sleep(sleep)

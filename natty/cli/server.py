@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import socket
 import time
 from pathlib import Path
@@ -30,7 +29,6 @@ def server(
     cluster: Annotated[int, typer.Option(min=1, max=9, help="Number of nodes.")] = 1,
 ) -> None:
     """Run a JetStream server for development, with TLS and new certificates, until interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # works as Ctrl-C: leaves nothing behind
     _check_free(range(port, port + cluster) if port else ())
     options = ServerOptions(port=port or None)
     running = NatsCluster(cluster, options, folder=store) if cluster > 1 else NatsServer(options, folder=store)

@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from natty.errors import (
-    BadGroupError,
-    BucketNotFoundError,
-    GroupExistsError,
-    JetStreamError,
-    StreamNotFoundError,
-)
+from natty.errors import BadGroupError, BucketNotFoundError, GroupExistsError, JetStreamError, StreamNotFoundError
 from natty.groups import rules
 from natty.groups.admin import GroupAdmin
 from natty.groups.partitions import MemberMapping, PartitioningFilter

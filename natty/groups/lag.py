@@ -16,6 +16,7 @@ from natty.groups.elastic import ElasticAdmin
 from natty.groups.partitions import partition_filters
 from natty.groups.records import Record
 from natty.jetstream import JetStream
+from natty.streams.info import subject_counts
 from natty.wire.counters import LAG
 
 logger = logging.getLogger("natty.groups")
@@ -39,18 +40,11 @@ async def lag(jetstream: JetStream, admin: GroupAdmin[Any], partitions: Sequence
 
 
 async def _count_buffered(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, partition: int) -> int:
-    found, seen = 0, 0
-    while True:
-        question = {"subjects_filter": f"{partition}.>", "offset": seen}
-        try:
-            answer = await jetstream.request(f"STREAM.INFO.{admin.consumed_stream}", question)
-        except StreamNotFoundError:
-            return 0
-        subjects: dict[str, int] = answer["state"].get("subjects") or {}
-        found += sum(subjects.values())
-        seen += len(subjects)
-        if not subjects or seen >= answer.get("total", 0):
-            return found
+    try:
+        counts, _ = await subject_counts(jetstream, admin.consumed_stream, f"{partition}.>")
+    except StreamNotFoundError:
+        return 0
+    return sum(counts.values())
 
 
 async def _count_behind(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, partition: int) -> int:

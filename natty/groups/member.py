@@ -50,12 +50,7 @@ class Membership:
     """
 
     def __init__(
-        self,
-        jetstream: JetStream,
-        admin: GroupAdmin[Any],
-        member: str,
-        handler: Handler,
-        options: JoinOptions,
+        self, jetstream: JetStream, admin: GroupAdmin[Any], member: str, handler: Handler, options: JoinOptions
     ) -> None:
         self.member, self.options = member, options
         self.state = State.JOINING

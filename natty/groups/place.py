@@ -9,12 +9,7 @@ from typing import Any
 from natty.errors import ConsumerNotFoundError, JetStreamError, StreamNotFoundError
 from natty.groups.admin import GroupAdmin
 from natty.groups.instance import Seen
-from natty.groups.settings import (
-    PRIORITY_GROUP,
-    check_member,
-    elastic_consumer,
-    static_member_consumer,
-)
+from natty.groups.settings import PRIORITY_GROUP, check_member, elastic_consumer, static_member_consumer
 from natty.jetstream import JetStream
 
 ANSWER_WITHIN = 2.0  # seconds

@@ -61,10 +61,7 @@ class Reading:
         self._margin = STOP_BEFORE * min(timings.ack_wait, longest)
         self._pin = Pin(PRIORITY_GROUP, self._on_pin_change, self._on_refused, self._on_renewed)
         options = PullOptions(
-            max_messages=credit[0],
-            max_bytes=credit[1],
-            expires=timings.pull_expires,
-            heartbeat=timings.pull_heartbeat,
+            max_messages=credit[0], max_bytes=credit[1], expires=timings.pull_expires, heartbeat=timings.pull_heartbeat
         )
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
         self._receipts = Receipts(self._pull)

@@ -15,14 +15,7 @@ import msgspec
 
 from natty.errors import BadGroupError, BadRecordError
 from natty.groups import rules
-from natty.groups.partitions import (
-    EVERYTHING,
-    MemberMapping,
-    PartitioningFilter,
-    assign,
-    assignment,
-    partition_filters,
-)
+from natty.groups.partitions import EVERYTHING, MemberMapping, PartitioningFilter, assign, assignment, partition_filters
 from natty.kv.json_records import decode
 
 T = TypeVar("T")

@@ -178,12 +178,7 @@ async def keep_pin(jetstream: JetStream, stream: str, consumer: str, pin: Pin, w
 
 
 def make_work(
-    jetstream: JetStream,
-    group: str,
-    member: str,
-    handler: Handler,
-    options: JoinOptions,
-    on_fault: Callable[[], None],
+    jetstream: JetStream, group: str, member: str, handler: Handler, options: JoinOptions, on_fault: Callable[[], None]
 ) -> Work:
     """Return the `Work` that runs a member's handlers across all of its stints."""
     return Work(

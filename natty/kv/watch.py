@@ -13,6 +13,7 @@ from natty.jetstream import JetStream
 from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
 from natty.kv.key_names import is_key, read_key
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
+from natty.streams.info import subject_counts
 from natty.wire.message import Batch
 
 Event = Entry | Gone | PictureComplete
@@ -197,16 +198,9 @@ class Watch:
         keys: set[str] = set()
         lasts = []
         for one in self._filters:
-            offset, more = 0, True
-            while more:
-                question = {"subjects_filter": one, "offset": offset}
-                answer = await self._jetstream.request(f"STREAM.INFO.{self._stream}", question)
-                subjects = answer["state"].get("subjects") or {}
-                named = (subject[len(self._root) :] for subject in subjects)
-                keys.update(filter(is_key, named))
-                lasts.append(answer["state"]["last_seq"])
-                offset += len(subjects)
-                more = bool(subjects) and offset < answer.get("total", 0)
+            subjects, last = await subject_counts(self._jetstream, self._stream, one)
+            keys.update(filter(is_key, (subject[len(self._root) :] for subject in subjects)))
+            lasts.append(last)
         return keys, min(lasts)
 
     async def _read_keys(self, keys: set[str]) -> list[Entry]:

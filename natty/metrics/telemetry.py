@@ -70,12 +70,7 @@ TOTALS = (
     _Total("natty_leader_terms", "Times that this node was elected.", ELECTION, {"": "elected"}),
 )
 NOW = (
-    _Now(
-        "natty_pull_stalled",
-        "Pulls that have received nothing for two heartbeats.",
-        PULL,
-        lambda p: p.stalled,
-    ),
+    _Now("natty_pull_stalled", "Pulls that have received nothing for two heartbeats.", PULL, lambda p: p.stalled),
     _Now("natty_publish_waiting", "Accepted messages, neither stored nor failed yet.", PUBLISHER, lambda p: p.waiting),
     _Now("natty_group_pinned", "1 if this instance gets its member's messages.", GROUP, lambda m: m.pinned),
     _Now("natty_group_partitions", "Partitions of the member.", GROUP, lambda m: len(m.partitions)),

@@ -5,6 +5,7 @@ These types describe the JSON documents of nats-server 2.10 to 2.15. Keys withou
 
 from __future__ import annotations
 
+import sys
 from typing import Required, TypedDict, cast
 
 from natty.jetstream import JetStream
@@ -243,6 +244,22 @@ async def consumer_info(
 ) -> ConsumerInfo:
     """Return configuration and position of a consumer. ConsumerNotFoundError, StreamNotFoundError."""
     return cast("ConsumerInfo", await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=timeout))
+
+
+async def subject_counts(jetstream: JetStream, stream: str, pattern: str) -> tuple[dict[str, int], int]:
+    """Return the number of messages of each subject that matches, and the last sequence that the stream had meanwhile.
+
+    Reads every page of the leader's answer. StreamNotFoundError.
+    """
+    counts: dict[str, int] = {}
+    seen, last = 0, sys.maxsize
+    while True:
+        answer = await jetstream.request(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": seen})
+        page = answer["state"].get("subjects") or {}
+        counts |= page
+        seen, last = seen + len(page), min(last, answer["state"]["last_seq"])
+        if not page or seen >= answer.get("total", 0):
+            return counts, last
 
 
 async def stream_state(jetstream: JetStream, name: str, *, deleted: bool = False, subjects: str = "") -> StreamState:

@@ -28,6 +28,7 @@ from natty.kv import BadKeyError, Bucket, Entry
 from natty.kv.json_records import decode
 from natty.streams import ServerStreamConfig
 from natty.streams.ensure import create_document
+from natty.streams.info import subject_counts
 from natty.streams.listing import all_streams, stream_names
 from natty.templates.template import OWNER, Template, decide
 from natty.wire.background import map_concurrently
@@ -221,16 +222,7 @@ def read_template(entry: Entry) -> Template:
 
 async def count_waiting(jetstream: JetStream, template: Template) -> dict[str, int]:
     """Return how many messages of each subject are in the intake: waiting for their stream, or moving to it."""
-    waiting: dict[str, int] = {}
-    offset, total = 0, 1
-    while offset < total:
-        question = {"subjects_filter": ">", "offset": offset}
-        answer = await jetstream.request(f"STREAM.INFO.{template.intake}", question)
-        page = answer["state"].get("subjects") or {}
-        waiting |= page
-        total = answer.get("total", 0) if page else 0
-        offset += len(page)
-    return waiting
+    return (await subject_counts(jetstream, template.intake, ">"))[0]
 
 
 async def streams_of(jetstream: JetStream, template: Template) -> dict[str, ServerStreamConfig]:
