@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from capture.ingest.record import Records
-from natty import Batch
 from natty.wire.message import RawMessage
 
 _MARK = b"\r\nNats-Stream: "
@@ -30,60 +28,16 @@ class Mirrored(Exception):
     """A mirror has answered, which may hold less than the stream does."""
 
 
-@dataclass
-class Messages:
-    """Messages of a stream as columns, in order of their sequences."""
+def count_bytes(records: Records[None]) -> int:
+    """Return the size of payloads and headers."""
+    return sum(map(len, records.payloads)) + sum(map(len, records.header_blocks))
 
-    sequences: list[int]
-    times_ns: list[int]
-    subjects: list[bytes]
-    header_blocks: list[bytes]
-    payloads: list[bytes]
 
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def __repr__(self) -> str:
-        return f"Messages({self.sequences[0]}–{self.sequences[-1]}, {len(self)})" if self.sequences else "Messages()"
-
-    @property
-    def bytes(self) -> int:
-        """The size of payloads and headers."""
-        return sum(map(len, self.payloads)) + sum(map(len, self.header_blocks))
-
-    def extend(self, other: Messages) -> None:
-        """Append messages that follow."""
-        self.sequences += other.sequences
-        self.times_ns += other.times_ns
-        self.subjects += other.subjects
-        self.header_blocks += other.header_blocks
-        self.payloads += other.payloads
-
-    def until(self, last: int) -> Messages:
-        """Return those up to this sequence."""
-        if not self.sequences or self.sequences[-1] <= last:
-            return self
-        end = bisect_right(self.sequences, last)
-        return Messages(
-            self.sequences[:end],
-            self.times_ns[:end],
-            self.subjects[:end],
-            self.header_blocks[:end],
-            self.payloads[:end],
-        )
-
-    def records(self, stream: str) -> Records[None]:
-        """Return them as records for writers. Each counts as delivered for the first time."""
-        count = len(self)
-        return Records(
-            stream=stream,
-            sequences=self.sequences,
-            times_ns=self.times_ns,
-            subjects=self.subjects,
-            header_blocks=self.header_blocks,
-            payloads=self.payloads,
-            deliveries=[1] * count,
-        )
+def take_until(records: Records[None], last: int) -> Records[None]:
+    """Return the records up to this sequence."""
+    if not records.sequences or records.sequences[-1] <= last:
+        return records
+    return records.select(range(bisect_right(records.sequences, last)))
 
 
 def is_message(raw: RawMessage) -> bool:
@@ -91,12 +45,7 @@ def is_message(raw: RawMessage) -> bool:
     return _MARK in raw[2]
 
 
-def of_batch(batch: Batch) -> Messages:
-    """Return the messages that a consumer has delivered."""
-    return Messages(batch.sequences, batch.times_ns, batch.subjects, batch.header_blocks, batch.payloads)
-
-
-def of_answer(raw: list[RawMessage], stream: str, last: int) -> Messages:
+def of_answer(raw: list[RawMessage], stream: str, last: int) -> Records[None]:
     """Return a direct get's messages, whose last sequence is `last` according to the server.
 
     Broken unless each names the sequence of the one before it as last sent; Mirrored if they are another stream's.
@@ -111,12 +60,16 @@ def of_answer(raw: list[RawMessage], stream: str, last: int) -> Messages:
     sent_before = [int(line[_LAST:]) for line in lines[5::_LINES]]
     if sent_before != [0, *sequences[:-1]] or sequences[-1] != last:
         raise Broken
-    return Messages(
-        sequences,
-        _nanoseconds([line[_TIME:] for line in lines[3::_LINES]]),
-        [line[_SUBJECT:] for line in lines[1::_LINES]],
-        [block[:mark] + b"\r\n\r\n" if mark > _NO_HEADERS else b"" for block, mark in zip(blocks, marks, strict=True)],
-        [message[3] for message in raw],
+    return Records(
+        stream=stream,
+        sequences=sequences,
+        times_ns=_nanoseconds([line[_TIME:] for line in lines[3::_LINES]]),
+        subjects=[line[_SUBJECT:] for line in lines[1::_LINES]],
+        header_blocks=[
+            block[:mark] + b"\r\n\r\n" if mark > _NO_HEADERS else b"" for block, mark in zip(blocks, marks, strict=True)
+        ],
+        payloads=[message[3] for message in raw],
+        deliveries=[1] * len(raw),
     )
 
 

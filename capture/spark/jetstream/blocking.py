@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from natty import Natty
+from natty.blocking import Loop
 
 T = TypeVar("T")
 
@@ -21,8 +20,7 @@ class Blocking:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="jetstream", daemon=True)
+        self._loop = Loop()
         self._opened: Natty | None = None
 
     def __repr__(self) -> str:
@@ -36,25 +34,22 @@ class Blocking:
 
     def __enter__(self) -> Self:
         """Connect. Raises the errors of `Connection.open`."""
-        self._thread.start()
         try:
             self._opened = self.run(self._open())
         except BaseException:
-            self._end()
+            self._loop.end()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.run(self.natty.close())
         finally:
-            self._end()
+            self._loop.end()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._loop.call(work)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; it makes the next item while the caller works on the last."""
@@ -68,11 +63,6 @@ class Blocking:
 
     async def _open(self) -> Natty:
         return await Natty(**self._settings).__aenter__()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 async def _begin(items: AsyncGenerator[T, None]) -> asyncio.Task[tuple[T] | None]:

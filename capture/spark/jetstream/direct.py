@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from capture.errors import SparkError
-from capture.spark.jetstream.answers import Broken, Messages, is_message, of_answer
+from capture.ingest.record import Records
+from capture.spark.jetstream.answers import Broken, is_message, of_answer, take_until
 from natty import Natty, NotConnectedError
 from natty.wire.message import RawMessage, parse_headers, status_of
 
@@ -31,7 +32,7 @@ _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 class _Answer(NamedTuple):
     """The messages sent, their last sequence, and the number of messages after it."""
 
-    messages: Messages
+    messages: Records[None]
     last: int
     pending: int
 
@@ -61,7 +62,7 @@ class DirectGet:
     def __repr__(self) -> str:
         return f"DirectGet({self.stream}, {self.first}–{self.last}, {self._number} requests)"
 
-    async def __aiter__(self) -> AsyncGenerator[Messages, None]:
+    async def __aiter__(self) -> AsyncGenerator[Records[None], None]:
         """Yield the messages. Mirrored; SparkError if the request is refused, or no server answers for GIVE_UP."""
         async with self._subscribe():
             asking = asyncio.create_task(self._ask(self.first))
@@ -71,7 +72,7 @@ class DirectGet:
                     more = answer.pending > 0 and not self.complete
                     if more:
                         asking = asyncio.create_task(self._ask(answer.last + 1))
-                    yield answer.messages.until(self.last)
+                    yield take_until(answer.messages, self.last)
                     if not more:
                         return
             finally:

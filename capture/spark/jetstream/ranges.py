@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from capture.errors import DataLossError, SparkError
-from capture.spark.jetstream.answers import Messages, Mirrored, of_batch
+from capture.ingest.record import Records
+from capture.spark.jetstream.answers import Mirrored, count_bytes, take_until
 from capture.spark.jetstream.direct import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
 from capture.spark.jetstream.splits import LEAVE, Range, StreamFacts, Tally, describe_gone
 from natty import Batch, Natty
@@ -42,7 +43,7 @@ class RangeReader:
     def __repr__(self) -> str:
         return f"RangeReader({self._range}, {self.tally})"
 
-    async def __aiter__(self) -> AsyncGenerator[Messages, None]:
+    async def __aiter__(self) -> AsyncGenerator[Records[None], None]:
         """Yield the messages in order. DataLossError, SparkError, NattyError."""
         await self._front()
         direct = self._range.direct
@@ -64,7 +65,7 @@ class RangeReader:
             "%s: %d read, %d lost, %d %s", self._range, self.tally.read, self.tally.lost, self.tally.deleted, left_out
         )
 
-    async def _by_direct_get(self) -> AsyncGenerator[Messages, None]:
+    async def _by_direct_get(self) -> AsyncGenerator[Records[None], None]:
         loop = asyncio.get_running_loop()
         heard = loop.time()
         while self.tally.position <= self._range.last:
@@ -95,18 +96,18 @@ class RangeReader:
             return False
         return bool(answer["message"]["seq"] <= self._range.last)
 
-    async def _by_consumer(self) -> AsyncGenerator[Messages, None]:
+    async def _by_consumer(self) -> AsyncGenerator[Records[None], None]:
         filters = (self._subject,) if self._subject else ()
         options = OrderedOptions(
             filters=filters, start=self.tally.position, max_messages=REQUEST_MESSAGES, max_bytes=REQUEST_BYTES
         )
         began = caught_up = False
-        waiting = Messages([], [], [], [], [])
+        waiting = Records[None]()
         async with aclosing(aiter(Ordered(self._natty.jetstream, self._range.stream, options))) as steps:
             async for step in steps:
                 match step:
                     case Batch():
-                        waiting.extend(await self._take(of_batch(step)))
+                        waiting.extend(await self._take(Records.of(step)))
                     case CaughtUp():
                         caught_up = True
                     case Began() if not began:
@@ -115,15 +116,15 @@ class RangeReader:
                         raise self._recreated_error()
                 if self.tally.position > self._range.last or (caught_up and not await self._leader_has_more()):
                     break
-                if len(waiting) >= REQUEST_MESSAGES or waiting.bytes >= REQUEST_BYTES:
+                if len(waiting) >= REQUEST_MESSAGES or count_bytes(waiting) >= REQUEST_BYTES:
                     yield waiting
-                    waiting = Messages([], [], [], [], [])
+                    waiting = Records[None]()
         if len(waiting):
             yield waiting
 
-    async def _take(self, came: Messages) -> Messages:
+    async def _take(self, came: Records[None]) -> Records[None]:
         """Return the messages of this range, and account for them: `max_age` may move the front between any two."""
-        messages = came.until(self._range.last)
+        messages = take_until(came, self._range.last)
         holes = self.tally.take(messages.sequences) if len(messages) else []
         if came.sequences[-1] > self._range.last:
             holes += self.tally.end(self._range.last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +42,7 @@ def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartit
         for messages in client.iterate(aiter(reader)):
             if bare:
                 messages.header_blocks = [b""] * len(messages)
-            yield from to_table(messages.records(wanted.stream)).select(columns).to_batches()
+            yield from to_table(messages).select(columns).to_batches()
 
 
 class JetStreamReader(DataSourceReader):
@@ -170,7 +171,7 @@ async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
             f"stream {stream.name} does not allow direct get: set allow_direct on it, or omit readBy to read it with "
             "a consumer"
         )
-    return stream if options.read_by != "consumer" else StreamFacts(**{**vars(stream), "direct": False})
+    return stream if options.read_by != "consumer" else replace(stream, direct=False)
 
 
 def list_columns(schema: StructType) -> list[str]:

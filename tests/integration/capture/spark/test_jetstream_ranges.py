@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream import direct
+from capture.spark.jetstream.answers import take_until
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
 from natty import Natty
@@ -142,7 +143,9 @@ async def test_a_replica_that_is_behind_is_waited_for(natty, stream, monkeypatch
         answer = await ask(self, position)
         if answer is not None and len(behind) < 2:
             behind.append(position)
-            return answer._replace(messages=answer.messages.until(12), last=12, pending=0) if position < 12 else None
+            return (
+                answer._replace(messages=take_until(answer.messages, 12), last=12, pending=0) if position < 12 else None
+            )
         return answer
 
     monkeypatch.setattr(direct.DirectGet, "_ask", lagging)

@@ -12,9 +12,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from capture.errors import ConfigError, DataLossError, SparkError
-from capture.formats.envelope import SCHEMA
+from capture.formats.envelope import SCHEMA, to_table
 from capture.spark.jetstream import DefaultSource
-from capture.spark.jetstream.answers import Broken, Messages, Mirrored, is_message, of_answer
+from capture.spark.jetstream.answers import Broken, Mirrored, is_message, of_answer, take_until
 from capture.spark.jetstream.readers import ENVELOPE, list_columns
 from capture.spark.jetstream.rows import Outgoing, check_columns, make_outgoing
 from capture.spark.jetstream.source_options import ReadOptions, WriteOptions, option_names
@@ -213,9 +213,9 @@ def test_an_answer_becomes_columns_and_own_headers_come_out_as_they_went_in():
     assert found.payloads == [b"x", b"", b"\r\n"]
     assert [time % 10**9 for time in found.times_ns] == [300_000_000, 700_000_000, 120_000_000]
     assert found.times_ns[0] // 10**9 == 1795294926
-    assert found.until(7).sequences == [3, 7]
-    assert found.until(7).payloads == [b"x", b""]
-    assert len(found.until(2)) == 0
+    assert take_until(found, 7).sequences == [3, 7]
+    assert take_until(found, 7).payloads == [b"x", b""]
+    assert len(take_until(found, 2)) == 0
 
 
 def test_an_answer_with_a_hole_is_noticed():
@@ -238,8 +238,8 @@ def test_a_status_is_no_message_and_a_message_that_looks_like_one_is():
 
 def test_messages_are_rows_of_the_envelope_as_spark_takes_them():
     assert to_arrow_schema(ENVELOPE).equals(SCHEMA)
-    messages = Messages([1], [2], [b"a"], [b"NATS/1.0\r\nB: 1\r\n\r\n"], [b"p"])
-    assert messages.records("ORDERS").deliveries == [1]
+    (row,) = to_table(of_answer(answer((3, b"NATS/1.0\r\nB: 1\r\n\r\n", b"p")), "ORDERS", 3)).to_pylist()
+    assert (row["stream"], row["deliveries"], row["headers"]) == ("ORDERS", 1, [("B", ["1"])])
 
 
 def test_columns_may_be_left_out_and_wrong_ones_are_named():
