@@ -18,6 +18,7 @@ from capture.archive.identity import require_archive
 from capture.archive.table import Table
 from capture.cli import settings
 from capture.cli.archive import Offline
+from capture.cli.serve import Cert, Host, Key, PlainHttp, Port, certificate
 from capture.config.load import TOKEN_VARIABLE
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
@@ -26,7 +27,6 @@ from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.metrics.access import Certificate
 
 app = typer.Typer(help="Serve the table as a read-only Iceberg REST catalog.", no_args_is_help=True)
 
@@ -44,16 +44,14 @@ def serve(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8181,
-    cert: Annotated[Path | None, typer.Option(help="Certificate chain of the server, PEM file.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Private key of --cert, PEM file.")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8181,
+    cert: Cert = None,
+    key: Key = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"File with one token per line; default: the variable {TOKEN_VARIABLE}.")
     ] = None,
-    plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Serve without TLS, on a loopback address only.")
-    ] = False,
+    plain_http: PlainHttp = False,
     offline: Offline = False,
 ) -> None:
     """Serve the archives' tables read-only to clients of Iceberg's REST protocol, until stopped."""
@@ -62,9 +60,7 @@ def serve(
         from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
-    if (cert is None) != (key is None) or (cert is None) != plain_http:
-        raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
-    tls = Certificate(cert, key) if cert and key else None
+    tls = certificate(cert, key, plain_http)
     wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
     tokens = _tokens(token_file)
 

@@ -25,7 +25,7 @@ from capture.config.load import settings as settings_of
 from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
 from capture.config.provenance import Given, Place
-from capture.config.secrets import check_exposure
+from capture.config.secrets import HIDDEN, check_exposure
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
 from capture.formats import writer
@@ -41,7 +41,6 @@ from natty.elections.permissions import INBOX
 from natty.errors import NattyError
 from natty.names import check_name
 
-HIDDEN = "***"
 WIDEST = 40  # characters: longer values move their origin to the right
 
 _FLAGS = {

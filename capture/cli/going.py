@@ -15,7 +15,8 @@ from capture.maintenance.sweep import Preview, preview
 from capture.node.leader_tasks import retention
 from capture.stores import open_store
 from natty import Natty
-from natty.cli.tables import PlainConsole, print_document, print_table
+from natty.cli.tables import print_document, print_table
+from natty.cli.terminal import say
 
 
 async def list_removable(config: CaptureConfig) -> list[dict[str, Any]]:
@@ -59,8 +60,7 @@ def show_removable(found: list[dict[str, Any]], as_json: bool) -> None:
         rows.append((one["path"], one["why"], *counts))
     if rows:
         print_table(("path", "why", ">messages", ">bytes"), rows)
-    console = PlainConsole()
     removed = [one for one in found if "messages" in one]
     size, messages = sum(one["bytes"] for one in removed), sum(one["messages"] for one in removed)
-    console.print(f"retention would remove {len(removed)} objects with {messages:,} messages, {size:,} bytes")
-    console.print(f"{len(found) - len(removed)} objects that are no longer needed would be deleted")
+    say(f"retention would remove {len(removed)} objects with {messages:,} messages, {size:,} bytes")
+    say(f"{len(found) - len(removed)} objects that are no longer needed would be deleted")

@@ -15,7 +15,8 @@ from capture.maintenance.engine import FileGroup
 from capture.node.leader_tasks import policy, retention
 from capture.stores import open_store
 from natty import Natty
-from natty.cli.tables import PlainConsole, print_document, print_table
+from natty.cli.tables import print_document, print_table
+from natty.cli.terminal import say
 
 
 async def list_due_groups(config: CaptureConfig) -> dict[str, Any]:
@@ -65,7 +66,6 @@ def show_due_groups(found: dict[str, Any], as_json: bool) -> None:
     columns = ("stream", "key", "interval", ">files", ">bytes", ">messages", "formats", ">into", ">waited")
     if rows:
         print_table(columns, rows)
-    console = PlainConsole()
     files = sum(one["files"] for one in found["groups"])
-    console.print(f"{len(found['groups'])} groups of {files:,} files are due")
-    console.print(f"{found['waiting_files']:,} blocks with {found['waiting_bytes']:,} bytes are not due")
+    say(f"{len(found['groups'])} groups of {files:,} files are due")
+    say(f"{found['waiting_files']:,} blocks with {found['waiting_bytes']:,} bytes are not due")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
 from capture.cli import settings
+from capture.cli.verify import show_progress
 from capture.config.settings import CaptureConfig
 from capture.errors import RestoreRefusedError
 from capture.restoring.past import Window, only_stream
@@ -123,10 +120,7 @@ def restore(
             parser=_speed, metavar="PACE", help="Speed of a replay: original, max, or a factor to the original speed."
         ),
     ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Public keys, lines of NAME:BASE64; one must have signed the manifest."),
-    ] = None,
+    public_key: settings.PublicKey = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Trust the newest documents in the store; do not check them with NATS.")
     ] = False,
@@ -184,7 +178,7 @@ async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None
             raise RestoreRefusedError("; ".join(plan.obstacles))
         if wanted.dry_run:
             return plan, None
-        with _progress() as on_progress:
+        with show_progress("messages", TimeRemainingColumn()) as on_progress:
             keys = config.keys()
             if wanted.prefix:
                 pace = wanted.pace
@@ -192,16 +186,6 @@ async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None
                 return plan, done
             carry_out = restore_exactly if plan.exact else rebuild_published
             return plan, await carry_out(natty, plan, store, keys, on_progress)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show the number of sent messages on standard error, only on a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("messages", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _describe(plan: Plan, wanted: _Wanted) -> str:

@@ -18,6 +18,19 @@ from natty.cli import connect
 from natty.cli.run import run_async
 from natty.metrics.access import Certificate
 
+Host = Annotated[str, typer.Option(help="Address to serve on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")]
+Cert = Annotated[Path | None, typer.Option(help="Certificate chain of the server, PEM file.")]
+Key = Annotated[Path | None, typer.Option(help="Private key of --cert, PEM file.")]
+PlainHttp = Annotated[bool, typer.Option("--plain-http", help="Serve without TLS, on a loopback address only.")]
+
+
+def certificate(cert: Path | None, key: Path | None, plain_http: bool) -> Certificate | None:
+    """Return the certificate to serve with; None for plain HTTP. Raises ConfigError if the options contradict."""
+    if (cert is None) != (key is None) or (cert is None) != plain_http:
+        raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
+    return Certificate(cert, key) if cert and key else None
+
 
 @connect.options
 def serve(
@@ -25,10 +38,10 @@ def serve(
     nats: dict[str, Any],
     config: settings.Config = None,
     stream: settings.Stream = None,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8180,
-    cert: Annotated[Path | None, typer.Option(help="Certificate chain of the server, PEM file.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Private key of --cert, PEM file.")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8180,
+    cert: Cert = None,
+    key: Key = None,
     token_file: Annotated[
         Path | None, typer.Option(help="File with one token per line; requests must present one of them.")
     ] = None,
@@ -36,9 +49,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Allowed host name in requests, behind a proxy, without tokens. Repeatable."),
     ] = None,
-    plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Serve without TLS, on a loopback address only.")
-    ] = False,
+    plain_http: PlainHttp = False,
 ) -> None:
     """Serve archive status until stopped: a page for browsers, /metrics, /readyz and /livez."""
     try:
@@ -46,9 +57,7 @@ def serve(
         from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
-    if (cert is None) != (key is None) or (cert is None) != plain_http:
-        raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
-    tls = Certificate(cert, key) if cert and key else None
+    tls = certificate(cert, key, plain_http)
     wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
     tokens = settings.tokens(token_file) if token_file else []
 

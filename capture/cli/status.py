@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -51,7 +51,7 @@ def status(
     if as_json:
         print_document(_data(found))
     else:
-        _console().print(pages(found), crop=False)
+        PlainConsole().print(pages(found), crop=False)
     if any(one.troubles for one in found):
         raise typer.Exit(EXIT_TROUBLE)
 
@@ -67,8 +67,8 @@ async def _watch(config: CaptureConfig, *, as_json: bool) -> None:
         if as_json:
             await _look_on(natty, config, _changes(lambda found: print(json.dumps(_data(found)), flush=True)))
         elif not sys.stdout.isatty():
-            await _look_on(natty, config, _changes(lambda found: _console().print(pages(found), crop=False)))
-        with Live(console=_console(), auto_refresh=False) as live:
+            await _look_on(natty, config, _changes(lambda found: PlainConsole().print(pages(found), crop=False)))
+        with Live(console=PlainConsole(), auto_refresh=False) as live:
             await _look_on(natty, config, lambda found: live.update(pages(found), refresh=True))
 
 
@@ -103,10 +103,6 @@ def _data(found: list[Status]) -> Any:
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    return PlainConsole()
 
 
 def pages(found: list[Status]) -> RenderableType:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from capture.archive.chain import Head
 from capture.archive.identity import holds_archive, require_archive
@@ -146,7 +146,7 @@ def _heads(noted: Path | None) -> list[Head]:
 async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
     """Check with the server. If it can't be reached, check what can be checked without it."""
     store = open_store(config.store)
-    with _progress() as on_progress:
+    with show_progress("objects") as on_progress:
         if not offline:
             try:
                 async with Natty(**config.nats) as natty:
@@ -162,12 +162,12 @@ async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show the number of checked objects on standard error, only on a terminal."""
+def show_progress(what: str, *more: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """Show how many objects or messages are done on standard error, only on a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *more)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("objects", total=None)
+        task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
@@ -236,7 +236,7 @@ def purge(
 async def _plan(wanted: _Wanted) -> tuple[Check, Plan]:
     config = wanted.config
     store = open_store(config.store)
-    with _progress() as on_progress:
+    with show_progress("objects") as on_progress:
         async with Natty(**config.nats) as natty:
             await require_archive(store)
             await find_purge_subjects(natty, config, store)  # anything that refuses does so before everything is read
