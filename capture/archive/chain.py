@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
 from capture.archive.signing import Signer, split, vouch
 from capture.errors import ManifestError, NotStoredError
-from capture.stores.contract import Listing, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
 from natty.errors import UNREADABLE
+from natty.wire.background import map_concurrently
 
 KEPT = 20
 """The number of documents of a chain that are kept, whatever their age."""
@@ -243,6 +244,16 @@ async def commit(store: Store, pointer: HeadPointer, previous: Head | None, docu
     head = Head(sealed.number, sealed.token, path, hashlib.sha256(data).hexdigest())
     await pointer.commit(head)
     return head
+
+
+async def delete(store: Store, pointer: HeadPointer, paths: Iterable[str]) -> None:
+    """Delete these objects, as long as the term lasts. FencedError if it is over."""
+
+    async def remove(path: str) -> None:
+        pointer.check()
+        await store.delete(path)
+
+    await map_concurrently(paths, remove, at_once=REQUESTS_AT_ONCE)
 
 
 def old_documents(document: Document, objects: Listing, before: float) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -74,24 +76,26 @@ class TermHead:
 
     def check(self) -> None:
         """Raise FencedError if the term is over by its own deadline, or if its work has to stop."""
-        try:
+        with _fence():
             self._term.check()
-        except LeadershipLostError as error:
-            raise FencedError(str(error)) from error
 
     async def read(self) -> Head | None:
         """Return the head, and claim it: no earlier leader can commit any more. FencedError."""
-        try:
+        with _fence():
             return _decode(await self._term.read(self._office.commit))
-        except LeadershipLostError as error:
-            raise FencedError(str(error)) from error
 
     async def commit(self, head: Head) -> None:
         """Make this the head. FencedError if the term is over, by the clock or by the server."""
-        try:
+        with _fence():
             await self._term.commit(self._office.commit, msgspec.json.encode(head))
-        except LeadershipLostError as error:
-            raise FencedError(str(error)) from error
+
+
+@contextmanager
+def _fence() -> Iterator[None]:
+    try:
+        yield
+    except LeadershipLostError as error:
+        raise FencedError(str(error)) from error
 
 
 def _decode(data: bytes | None) -> Head | None:

@@ -48,7 +48,7 @@ class Signing(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-Claim = TypeVar("Claim", Archive, Identity, Signing)
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 async def claim(store: Store, archive: str, stream: str, created: str, signer: Signer | None = None) -> None:
@@ -105,7 +105,7 @@ async def list_claimed(store: Store, known: Iterable[str] = ()) -> list[Identity
     """Return the streams of the archive, except those whose names are in `known`."""
     left_out = {stream_path(name) for name in known}
     paths = [one.path for one in await store.list(STREAMS) if one.path not in left_out]
-    return [await read_claim(store, path, Identity) for path in paths]
+    return [await read_record(store, path, Identity) for path in paths]
 
 
 def stream_path(stream: str) -> str:
@@ -113,7 +113,7 @@ def stream_path(stream: str) -> str:
     return f"{STREAMS}{quote_key(stream)}.json"
 
 
-async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
+async def read_record(store: Store, path: str, kind: type[Kind]) -> Kind:
     """Return the record at this path. NotStoredError; ManifestError if it is damaged."""
     try:
         return msgspec.json.decode(await store.get(path), type=kind)
@@ -124,7 +124,7 @@ async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
 async def archive_name(store: Store) -> str:
     """Return the archive's recorded name; "" if there is none. ManifestError if the record is damaged."""
     try:
-        return (await read_claim(store, ARCHIVE, Archive)).archive
+        return (await read_record(store, ARCHIVE, Archive)).archive
     except NotStoredError:
         return ""
 
@@ -132,7 +132,7 @@ async def archive_name(store: Store) -> str:
 async def _declare(store: Store, signer: Signer | None) -> None:
     """Add this node's public signing keys. ConfigError if the archive has keys and the node has none."""
     try:
-        declared = (await read_claim(store, SIGNING, Signing)).keys
+        declared = (await read_record(store, SIGNING, Signing)).keys
     except NotStoredError:
         declared = {}
     if signer is None:
@@ -147,10 +147,10 @@ async def _declare(store: Store, signer: Signer | None) -> None:
         await store.put(SIGNING, msgspec.json.encode(Signing(keys)), if_absent=False)
 
 
-async def _write_or_read(store: Store, path: str, mine: Claim) -> Claim:
+async def _write_or_read(store: Store, path: str, mine: Kind) -> Kind:
     """Write `mine` if nothing is stored at the path; return what is stored there."""
     try:
         await store.put(path, msgspec.json.encode(mine))
         return mine
     except AlreadyStoredError:
-        return await read_claim(store, path, type(mine))
+        return await read_record(store, path, type(mine))

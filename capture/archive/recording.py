@@ -22,11 +22,10 @@ from capture.archive.readme import VERSION
 from capture.archive.scope import ASKED
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import AlreadyStoredError
-from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from capture.stores.contract import Store
 from natty import Natty, StreamNotFoundError
 from natty.streams import ConsumerInfo
 from natty.streams.listing import Listing, all_consumers
-from natty.wire.background import map_concurrently
 
 HISTORY = "_history/"
 HOUR = 3600.0
@@ -306,12 +305,7 @@ async def follow_up(
     objects = await store.list(Recording.FOLDER)
     earlier = await _keep_last_of_hour(store, head, before, after.created)
     head = await chain.commit(store, pointer, head, msgspec.structs.replace(after, earlier=earlier))
-
-    async def remove(path: str) -> None:
-        pointer.check()
-        await store.delete(path)
-
-    await map_concurrently(old_documents(before, objects, after.created - grace), remove, at_once=REQUESTS_AT_ONCE)
+    await chain.delete(store, pointer, old_documents(before, objects, after.created - grace))
     return head
 
 

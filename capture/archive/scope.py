@@ -13,12 +13,12 @@ from itertools import islice
 
 import msgspec
 
+from capture.archive.identity import read_record
 from capture.archive.manifest import quote_key
 from capture.archive.sequences import Sequences
-from capture.errors import AlreadyStoredError, ManifestError
+from capture.errors import AlreadyStoredError
 from capture.stores import Store
 from natty import Batch, Natty
-from natty.errors import UNREADABLE
 from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.wire.background import map_concurrently
@@ -56,14 +56,6 @@ def _folder(stream: str) -> str:
     return f"{ASKED}{quote_key(stream)}/"
 
 
-async def read_record(store: Store, path: str) -> Asked:
-    """Return a record. NotStoredError; ManifestError if it is damaged."""
-    try:
-        return msgspec.json.decode(await store.get(path), type=Asked)
-    except UNREADABLE as error:
-        raise ManifestError(f"{path} in {store.url} is damaged: {error}") from error
-
-
 async def write_record(store: Store, asked: Asked) -> None:
     """Write the record unless it exists: the scope of a durable never changes."""
     try:
@@ -74,7 +66,7 @@ async def write_record(store: Store, asked: Asked) -> None:
 
 async def read_records(store: Store, stream: str) -> list[Asked]:
     """Return the records of a stream's durables; versions without `start` wrote none."""
-    return [await read_record(store, one.path) for one in await store.list(_folder(stream))]
+    return [await read_record(store, one.path, Asked) for one in await store.list(_folder(stream))]
 
 
 async def find_out_of_scope(natty: Natty, store: Store, stream: str, missing: Sequences) -> Sequences:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
 from capture.reading.merge import make_look
 from capture.reading.shares import plan_shares
-from capture.spark import SparkDriver, View
+from capture.spark import Rows, SparkDriver, View
 from capture.stores import open_store
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
@@ -68,7 +68,7 @@ def best_engine() -> Engine:
     return Engine.SPARK if find_spec("pyspark") and not find_spec("duckdb") else Engine.DUCKDB
 
 
-async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:
+async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Rows:
     store = open_store(config.store)
     await require_archive(store, config.stream)
     trust = config.trust(await archive_name(store))
@@ -87,7 +87,7 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
 
 async def _by_spark(
     config: CaptureConfig, objects: list[Stored], query: str, schema: str | None, *, checked: bool
-) -> Any:
+) -> Rows:
     if not objects:
         raise CaptureError(f"the archive in {config.store} is empty")
     plan = plan_shares(objects)

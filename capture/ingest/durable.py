@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from capture.archive.scope import Asked, read_record, write_record
+from capture.archive.identity import read_record
+from capture.archive.scope import Asked, write_record
 from capture.errors import ConfigError, NotStoredError
 from capture.stores import Store
 from natty import JetStreamError, Natty
@@ -103,7 +104,7 @@ async def _record(natty: Natty, store: Store, wanted: Durable) -> None:
     )
     if not asked.start:
         try:
-            await read_record(store, asked.path)
+            await read_record(store, asked.path, Asked)
         except NotStoredError:
             raise ConfigError(
                 f"consumer {wanted.name} of stream {wanted.stream} delivered messages before this archive recorded "

@@ -23,8 +23,7 @@ from capture.maintenance.compaction_plan import Policy, new_name, plan
 from capture.maintenance.engine import Engine, FileGroup, Merged, Part
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
-from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
-from natty.wire.background import map_concurrently
+from capture.stores.contract import Listing, Store
 
 MOST_DELETED = 20_000
 """Objects that a run deletes before it merges, in less than a minute; the next run deletes more."""
@@ -197,14 +196,7 @@ async def compact(
     objects = [one for folder in (TABLE, Table.FOLDER, ICEBERG) for one in await store.list(folder)]  # see _superfluous
     commits.head, picture = await _take_over(store, pointer, manifest_head, now)
     await commits.exposure.announce(store, picture.table)
-
-    async def remove(path: str) -> None:
-        pointer.check()
-        await store.delete(path)
-
-    await map_concurrently(
-        _superfluous(picture.table, objects, now - grace)[:MOST_DELETED], remove, at_once=REQUESTS_AT_ONCE
-    )
+    await chain.delete(store, pointer, _superfluous(picture.table, objects, now - grace)[:MOST_DELETED])
     expired = {one.object.path for one in retention.find_expired([*picture.blocks, *picture.files], now)}
     kept = without(picture.table, expired, now)
     gone = len(picture.files) - len(kept.files)

@@ -84,16 +84,8 @@ class Schedule:
         return min(begins, now + LOOK) if self.waiting_files or self.waiting_bytes else begins
 
 
-@dataclass(frozen=True)
-class AtOnce(Schedule):
-    """Takes all waiting blocks, at any time."""
-
-    def moment(self, now: float, waiting: Sequence[Stored]) -> Moment:
-        """Return `now` as the moment, for all blocks."""
-        return Moment(now)
-
-
-AT_ONCE = AtOnce()
+AT_ONCE = Schedule(waiting_files=1)
+"""Takes all waiting blocks, at any time."""
 
 
 def _after(now: float) -> datetime:

@@ -239,12 +239,7 @@ async def sweep(
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
     if plan.manifest is not None:
         head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))
-
-    async def remove(path: str) -> None:
-        pointer.check()
-        await store.delete(path)
-
-    await map_concurrently([*plan.remove_entries, *plan.remove_objects], remove, at_once=REQUESTS_AT_ONCE)
+    await chain.delete(store, pointer, [*plan.remove_entries, *plan.remove_objects])
     return _report(plan, head, manifest, table, unreadable)
 
 

@@ -13,7 +13,6 @@ from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from capture.reading.arrowfs import StoreFiles
 from capture.reading.ddl import fields, quote
 from capture.reading.merge import merge_shares
 from capture.reading.shares import Share, plan_shares
-from capture.spark.protocol import DEFAULT_LIMIT
+from capture.spark.protocol import DEFAULT_LIMIT, Rows
 from capture.stores import Store
 from capture.stores.stored_file import Ranges
 
@@ -46,15 +45,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Columns and rows with values of JSON. `truncated`: there were more rows than the limit."""
-
-    columns: list[str]
-    rows: list[list[Any]]
-    truncated: bool = False
-
-
 async def query(
     store: Store,
     objects: Iterable[Stored],
@@ -64,7 +54,7 @@ async def query(
     keys: Keys | None = None,
     limit: int = DEFAULT_LIMIT,
     contents: Ranges | None = None,
-) -> Answer:
+) -> Rows:
     """Run a query on the view `messages`: every message of these objects, once.
 
     `payload_schema` adds fields of the payload as columns (`capture.reading.ddl`), null where a payload has no such
@@ -118,7 +108,7 @@ def _empty_dataset() -> ds.Dataset:
     return ds.dataset(pa.Table.from_pylist([], SCHEMA))
 
 
-def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None, folder: str, limit: int) -> Answer:
+def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None, folder: str, limit: int) -> Rows:
     with duckdb.connect(config=SETTINGS | {"temp_directory": folder}) as database:
         for name, table in tables.items():
             database.register(name, table)
@@ -130,7 +120,8 @@ def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None,
         except (duckdb.Error, OSError) as error:
             raise QueryError(_sentence(error)) from error
         columns = [one[0] for one in found.description or ()]
-    return Answer(columns, [[_plain(cell) for cell in row] for row in rows[:limit]], len(rows) > limit)
+    plain = [[_plain(cell) for cell in row] for row in rows[:limit]]
+    return Rows(columns=columns, rows=plain, truncated=len(rows) > limit)
 
 
 def _view(tables: Sequence[str], payload_schema: str | None) -> str:

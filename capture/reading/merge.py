@@ -32,8 +32,9 @@ from capture.maintenance.sweep import read_entries
 from capture.reading.cursor import Cursor, position, read_share
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
 from capture.reading.spool import Room, Spooled, Work, keep, spool
-from capture.stores import Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from natty import Natty
+from natty.wire.background import map_concurrently
 
 MEMORY_BYTES = 64 << 20
 """The memory of a merge: a quarter each for fetched objects, for decoded pieces, for pieces that are sorted, and for
@@ -43,7 +44,6 @@ AHEAD = 2
 FAN_IN = 8
 """Objects that are open at once, each with a piece. If more overlap, some are merged into one first."""
 SMALLEST_PIECE = 16 << 10  # bytes
-AT_ONCE = 16  # concurrent requests that check whether a block exists
 
 Look = Callable[[], Awaitable[list[Stored]]]
 """Reads again which objects hold the messages of a stream."""
@@ -90,21 +90,16 @@ def _head_reader(store: Store, natty: Natty, archive: str, office: Office, kind:
 
 async def _find_existing(store: Store, blocks: list[Stored]) -> list[Stored]:
     """Return the blocks that exist. The writer of a block that does not exist gave it up without an ack."""
-    found: list[Stored] = []
-    waiting = iter(blocks)
 
-    async def work() -> None:
-        for one in waiting:
-            try:
-                await store.get_range(one.path, 0, 1)
-            except NotStoredError:
-                continue
-            found.append(one)
+    async def exists(one: Stored) -> bool:
+        try:
+            await store.get_range(one.path, 0, 1)
+        except NotStoredError:
+            return False
+        return True
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(AT_ONCE):
-            workers.create_task(work())
-    return found
+    found = await map_concurrently(blocks, exists, at_once=REQUESTS_AT_ONCE)
+    return [one for one, is_there in zip(blocks, found, strict=True) if is_there]
 
 
 async def read_stored(

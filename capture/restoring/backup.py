@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from capture.archive.chain import Head, current, latest_offline
-from capture.archive.identity import Identity, claim, read_claim, stream_path
+from capture.archive.identity import Identity, claim, read_record, stream_path
 from capture.archive.picture import GRACE
 from capture.archive.readme import VERSION
 from capture.archive.recording import Configuration, Recording, StreamRecord, follow_up, read_digests
@@ -120,7 +120,7 @@ def _find_backup(folder: Path) -> tuple[_Meta, Path]:
 
 async def _check_free(store: Store, stream: str) -> None:
     with suppress(NotStoredError):
-        known = await read_claim(store, stream_path(stream), Identity)
+        known = await read_record(store, stream_path(stream), Identity)
         if known.created:
             raise ConfigError(
                 f"the archive in {store.url} captures stream {stream} already: import into another store, since "

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -63,9 +62,7 @@ class SparkDriver:
     async def __aenter__(self) -> "SparkDriver":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await (self.close() if kind is None else self.kill())
 
     @property

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from capture.archive.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
 from capture.archive.history import Prefetch
 from capture.archive.iceberg_state import Iceberg, folder, hint_path, version_of_copy, version_path
-from capture.archive.identity import SIGNING, Signing, read_claim
+from capture.archive.identity import SIGNING, Signing, read_record
 from capture.archive.manifest import Manifest
 from capture.archive.readme import README, VERSION, text, version_of
 from capture.archive.recording import HISTORY, Earlier, Recording
@@ -300,7 +300,7 @@ class _Auditor:
 
     async def _check_declared(self, keys: PublicKeys) -> None:
         try:
-            declared = (await read_claim(self.store, SIGNING, Signing)).keys
+            declared = (await read_record(self.store, SIGNING, Signing)).keys
         except NotStoredError:
             self.problems.append(f"{SIGNING} is missing: a node writes it when it starts")
         except ManifestError as error:

@@ -12,7 +12,7 @@ import msgspec
 
 from capture.archive.chain import Head, latest_offline, read
 from capture.archive.heads import COMPACTION, SWEEP, head_readers
-from capture.archive.identity import Identity, holds_archive, read_claim, require_archive, stream_path
+from capture.archive.identity import Identity, holds_archive, read_record, require_archive, stream_path
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.picture import Picture, read_picture
 from capture.archive.recording import Consumer, Recording, resume
@@ -199,7 +199,7 @@ async def _read_holdings(
     unreadable: list[str] = []
     try:
         entries, picture = await look()
-        holdings = await read_archive(
+        streams = await read_archive(
             store,
             picture,
             deep=deep,
@@ -210,7 +210,7 @@ async def _read_holdings(
         )
     except ManifestError as error:
         return Holdings(problems=(str(error), *unreadable))
-    held = holdings.of(config.stream)
+    held = streams.get(config.stream, Holdings())
     refused = config.trust().list_refused([*picture.blocks, *picture.files, *picture.list_unadopted(entries)])
     return replace(held, problems=(*held.problems, *unreadable, *refused))
 
@@ -272,7 +272,7 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
     CaptureError if it was created again under its name; StreamNotFoundError if neither server nor archive knows it.
     """
     try:
-        known = await read_claim(store, stream_path(config.stream), Identity)
+        known = await read_record(store, stream_path(config.stream), Identity)
     except (NotStoredError, ManifestError):  # the audit reports a damaged one
         known = None
     try:

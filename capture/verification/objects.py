@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,6 +17,7 @@ from capture.archive.sequences import Sequences
 from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStoredError
 from capture.stores.contract import Store
 from capture.verification.verdict import Holdings
+from natty.wire.background import map_concurrently
 
 UNDECODABLE_KEY = "_undecodable"  # the same as `capture.partitioners.UNDECODABLE`; a user's key has another text
 OBJECTS_AT_ONCE = 4
@@ -31,22 +31,6 @@ Progress = Callable[[int, int], None]
 
 Again = Callable[[], Awaitable[tuple[list[Stored], Picture]]]
 """Reads the entries, and then the picture, again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArchiveHoldings:
-    """What the archive holds, by stream; `problems` are those of all streams."""
-
-    streams: dict[str, Holdings]
-
-    def of(self, stream: str) -> Holdings:
-        """Return the holdings of a stream; empty if the archive has nothing of it."""
-        return self.streams.get(stream, Holdings())
-
-    @property
-    def problems(self) -> list[str]:
-        """Every problem that was found."""
-        return [problem for one in self.streams.values() for problem in one.problems]
 
 
 class State(Enum):
@@ -87,8 +71,8 @@ async def read_archive(
     keys: Keys | None = None,
     again: Again | None = None,
     on_progress: Progress | None = None,
-) -> ArchiveHoldings:
-    """Return what the archive holds, by its picture and the entries that wait for the sweep.
+) -> dict[str, Holdings]:
+    """Return what the archive holds of each stream, by its picture and the entries that wait for the sweep.
 
     Every object must exist with its size. `deep` reads each one again and compares its SHA-256, and the sequences and
     times of its rows, with its record; encrypted ones need `keys`. A missing or changed object holds nothing. Read the
@@ -116,7 +100,7 @@ async def read_archive(
         picture = newer
         for path in gone & named:
             del findings[path]
-    return ArchiveHoldings(streams=_add_up_streams(records, adopted, picture, findings, deep))
+    return _add_up_streams(records, adopted, picture, findings, deep)
 
 
 async def _check_objects(
@@ -129,21 +113,17 @@ async def _check_objects(
 ) -> None:
     """Check a few objects at a time; one listing shows which ones exist."""
     sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if records else {}
-    waiting = iter(records)
     before = len(findings)
 
-    async def work() -> None:
-        for record in waiting:
-            finding = _check_size(record, sizes.get(record.path))
-            if finding is SOUND and deep:
-                finding = await _check_object(store, record, keys)
-            findings[record.path] = finding
-            if on_progress is not None:
-                on_progress(len(findings), before + len(records))
+    async def look(record: Stored) -> None:
+        finding = _check_size(record, sizes.get(record.path))
+        if finding is SOUND and deep:
+            finding = await _check_object(store, record, keys)
+        findings[record.path] = finding
+        if on_progress is not None:
+            on_progress(len(findings), before + len(records))
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(OBJECTS_AT_ONCE):
-            workers.create_task(work())
+    await map_concurrently(records, look, at_once=OBJECTS_AT_ONCE)
 
 
 def _check_size(record: Stored, found: int | None) -> Finding:

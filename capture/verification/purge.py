@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from capture.archive.identity import Identity, read_claim, stream_path
+from capture.archive.identity import Identity, read_record, stream_path
 from capture.archive.sequences import Sequences
 from capture.config.consumers import consumer_names, consumer_states, consumers
 from capture.config.settings import CaptureConfig
@@ -141,7 +141,7 @@ def _check_purgeable(stream: str, config: Mapping[str, Any]) -> None:
 
 async def _check_identity(store: Store, stream: str, created: str) -> None:
     try:
-        known = await read_claim(store, stream_path(stream), Identity)
+        known = await read_record(store, stream_path(stream), Identity)
     except NotStoredError:
         raise PurgeRefusedError(f"the archive in {store.url} holds no messages of stream {stream}") from None
     if known.created != created:

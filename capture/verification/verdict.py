@@ -76,18 +76,18 @@ class Verdict:
     gaps whose content can't be determined.
     """
 
-    stored: Sequences
-    undecodable: Sequences
-    deleted: Sequences
-    expired: Sequences
-    missing: Sequences
-    removed: Sequences
-    unwanted: Sequences
-    unseen: Sequences
-    unproven: Sequences
-    unknown: Sequences
-    waiting: Sequences
-    beyond: Sequences
+    stored: Sequences = field(default_factory=Sequences)
+    undecodable: Sequences = field(default_factory=Sequences)
+    deleted: Sequences = field(default_factory=Sequences)
+    expired: Sequences = field(default_factory=Sequences)
+    missing: Sequences = field(default_factory=Sequences)
+    removed: Sequences = field(default_factory=Sequences)
+    unwanted: Sequences = field(default_factory=Sequences)
+    unseen: Sequences = field(default_factory=Sequences)
+    unproven: Sequences = field(default_factory=Sequences)
+    unknown: Sequences = field(default_factory=Sequences)
+    waiting: Sequences = field(default_factory=Sequences)
+    beyond: Sequences = field(default_factory=Sequences)
     awaited: Sequences = field(default_factory=Sequences)
     duplicates: int = 0
     problems: tuple[str, ...] = ()
@@ -215,20 +215,8 @@ def _find_unseen(held: Holdings, stream: StreamReport) -> Sequences:
 
 def _compare_alone(held: Holdings) -> Verdict:
     known = held.stored | held.lost | held.removed
-    span = Sequences.from_range(known.first, known.last) if known else Sequences()
-    nothing = Sequences()
-    return Verdict(
-        **_shared_fields(held),
-        deleted=nothing,
-        expired=nothing,
-        missing=held.lost,
-        unwanted=nothing,
-        unseen=nothing,
-        unproven=nothing,
-        unknown=span - known,
-        beyond=nothing,
-        asked=False,
-    )
+    span = Sequences.from_range(known.first, known.last) if known else known
+    return Verdict(**_shared_fields(held), missing=held.lost, unknown=span - known, asked=False)
 
 
 def _shared_fields(held: Holdings) -> dict[str, Any]:

@@ -40,21 +40,7 @@ _PROMOTED = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
 Column: TypeAlias = pa.ChunkedArray
 
 
-# --- the columns of blocks together ----------------------------------------------------------------------------------
-
-
-def unify(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the envelope and every typed column of these schemas, each in a type that fits all its values.
-
-    If two types have nothing in common, it takes the later schema's, which is that of the newer block if they are in
-    order.
-    """
-    fields: dict[str, pa.Field] = {field.name: field for field in SCHEMA}
-    for schema in schemas:
-        for field in schema:
-            if field.name not in SCHEMA.names:
-                fields[field.name] = _widen(fields.get(field.name, field), field)
-    return pa.schema(fields.values())
+# --- rows under one schema -------------------------------------------------------------------------------------------
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -77,13 +63,8 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def combine(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of all tables, one after the other, under one schema."""
-    schema = unify(table.schema for table in tables)
-    return pa.concat_tables([conform(table, schema) for table in tables])
-
-
 def _widen(one: pa.Field, other: pa.Field) -> pa.Field:
+    """Return a field that fits the values of both; the second one if their types have nothing in common."""
     try:
         merged = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
     except pa.ArrowException:
@@ -154,7 +135,8 @@ def evolve(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
     """Return the table's typed columns after merging objects with these columns into it, oldest first.
 
     An existing column changes as Iceberg permits: int to long, float to double, a decimal to more digits, a struct to
-    more fields. A new one gets a type that fits all its values; see `unify`.
+    more fields. A new one gets a type that fits all its values. If two types have nothing in common, it takes the newer
+    object's.
     """
     fields: dict[str, pa.Field] = {field.name: field for field in table}
     for schema in found:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from capture.archive.identity import Archive, read_claim
-from capture.archive.scope import read_record
+from capture.archive.identity import Archive, read_record
+from capture.archive.scope import Asked
 from capture.errors import ManifestError
 from capture.stores import MemoryStore
 from natty.config.contexts import read_context
@@ -82,9 +82,9 @@ async def test_claims_and_records_are_damaged(data):
     store = MemoryStore()
     await store.put("_archive.json", data)
     with pytest.raises(ManifestError):
-        await read_claim(store, "_archive.json", Archive)
+        await read_record(store, "_archive.json", Archive)
     with pytest.raises(ManifestError):
-        await read_record(store, "_archive.json")
+        await read_record(store, "_archive.json", Asked)
 
 
 async def test_of_many_questions_a_few_are_asked_at_a_time_and_the_answers_come_in_order():

@@ -31,7 +31,7 @@ from capture.formats.typed_columns import WHOLE, typed_columns
 from capture.ingest.block import OpenBlocks, SealedBlock
 from capture.ingest.pipeline import group
 from capture.ingest.record import Records
-from capture.maintenance.merge.schema_evolution import combine, conform, unify
+from capture.maintenance.merge.schema_evolution import evolve, in_table, typed_part
 from capture.partitioners import UNDECODABLE, partitioner
 from natty.wire.message import Batch, Message
 
@@ -350,11 +350,18 @@ def rows_of(schema: pa.Schema, *payloads: bytes) -> pa.Table:
     )
 
 
+def together(*blocks: pa.Table) -> pa.Table:
+    """Return the rows of these blocks as a merge brings them together, the oldest first."""
+    found = [pa.schema(list(typed_part(one.schema, of_table=False).values())) for one in blocks]
+    columns = evolve(pa.schema([]), found)
+    return pa.concat_tables([in_table(one, columns, of_table=False) for one in blocks])
+
+
 def test_blocks_of_several_versions_are_rows_of_one_schema() -> None:
     old = rows_of(pa.schema([("n", pa.int64()), ("gone", pa.string())]), b'{"n":1,"gone":"g"}')
     new = rows_of(pa.schema([("n", pa.float64()), ("more", pa.bool_())]), b'{"n":1.5,"more":true}')
     none = rows_of(pa.schema([]), b"{}")
-    rows = combine([old, none, new])
+    rows = together(old, none, new)
     assert rows.schema.names[: len(SCHEMA)] == SCHEMA.names
     assert rows.select(["n", "gone", "more"]).to_pylist() == [
         {"n": 1.0, "gone": "g", "more": None},
@@ -366,7 +373,7 @@ def test_blocks_of_several_versions_are_rows_of_one_schema() -> None:
 def test_of_types_that_conflict_the_newer_stays_and_the_older_values_are_named() -> None:
     old = rows_of(pa.schema([("n", pa.list_(pa.int64())), ("m", pa.int64())]), b'{"n":[1],"m":"x"}', b"{}")
     new = rows_of(pa.schema([("n", pa.bool_())]), b'{"n":true}')
-    rows = combine([old, new])
+    rows = together(old, new)
     assert rows["n"].to_pylist() == [None, None, True]
     assert rows[CONFLICTS].to_pylist() == [["m", "n"], None, None]
     assert rows["payload"].to_pylist() == [b'{"n":[1],"m":"x"}', b"{}", b'{"n":true}']
@@ -374,7 +381,8 @@ def test_of_types_that_conflict_the_newer_stays_and_the_older_values_are_named()
 
 def test_large_integers_join_a_column_of_doubles() -> None:
     old = rows_of(pa.schema([("n", pa.int64())]), b'{"n":4611686018427387905}')
-    assert conform(old, unify([old.schema, pa.schema([("n", pa.float64())])]))["n"].to_pylist() == [2.0**62]
+    new = rows_of(pa.schema([("n", pa.float64())]), b'{"n":1.5}')
+    assert together(old, new)["n"].to_pylist() == [2.0**62, 1.5]
 
 
 # --- through decode, partition and block -----------------------------------------------------------------------------

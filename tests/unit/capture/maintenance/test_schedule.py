@@ -55,7 +55,7 @@ def test_so_much_that_waits_begins_a_slot_at_once():
         assert schedule.moment(MIDNIGHT, waiting(3)) == Moment(MIDNIGHT)
         assert schedule.moment(MIDNIGHT, waiting(2)).now < MIDNIGHT
         assert schedule.next(MIDNIGHT) == MIDNIGHT + LOOK
-    assert AT_ONCE.moment(MIDNIGHT, []) == Moment(MIDNIGHT)
+    assert AT_ONCE.moment(MIDNIGHT, waiting(1)) == Moment(MIDNIGHT)
 
 
 def test_what_is_no_cron_expression_is_refused_with_its_fields():

@@ -20,7 +20,7 @@ from capture.maintenance.sweep import read_entries
 from capture.stores import MemoryStore
 from capture.verification import objects
 from capture.verification.objects import read_archive
-from capture.verification.verdict import Holdings, StreamReport, compare
+from capture.verification.verdict import StreamReport, compare
 
 some = st.sets(st.integers(1, 60))
 KEYS = Keys({"k": bytes(range(32))})
@@ -68,6 +68,10 @@ async def add(store, sequences, *, stream="S", key="k", format="parquet", compre
     return msgspec.structs.replace(stored, path=path)
 
 
+def problems_of(streams):
+    return [problem for held in streams.values() for problem in held.problems]
+
+
 async def change(store, record, change):
     await store.put(record.path, change(await store.get(record.path)), if_absent=False)
 
@@ -79,13 +83,13 @@ async def test_a_sound_archive_is_what_its_records_say(deep):
     table = [await add(store, [4, 5, 6], path="table/one")]
     raw = await add(store, [1, 7], key="_undecodable")
     view = await read_archive(store, archive([*blocks, raw], table), deep=deep)
-    held = view.of("S")
-    assert view.problems == []
+    held = view["S"]
+    assert problems_of(view) == []
     assert held.stored == of(1, 2, 3, 4, 5, 6, 7)
     assert (held.table, held.undecodable, held.proven) == (of(4, 5, 6), of(7), held.stored if deep else of())
     assert (held.objects, held.bytes) == (4, sum(one.bytes for one in [*blocks[:2], *table, raw]))
-    assert view.of("T").stored == of(9)
-    assert view.of("U") == Holdings()
+    assert view["T"].stored == of(9)
+    assert "U" not in view
     assert compare(held, StreamReport(first=1, last=7)).ok
 
 
@@ -94,7 +98,7 @@ async def test_every_format_is_read_again_and_what_is_changed_is_found(format, c
     store = MemoryStore()
     record = await add(store, [3, 5, 9], format=format, compression=compression, keys=keys)
     assert (record.min_ns, record.max_ns) == (1_792_540_800_000_000_003, 1_792_540_800_000_000_009)
-    held = (await read_archive(store, archive([record]), keys=keys)).of("S")
+    held = (await read_archive(store, archive([record]), keys=keys))["S"]
     assert (held.problems, held.unchecked, held.stored) == ((), (), of(3, 5, 9))
     assert held.proven == (of() if format == "csv" else of(3, 5, 9))  # it keeps no payload of what it makes rows of
     for fact, lie in (
@@ -102,11 +106,11 @@ async def test_every_format_is_read_again_and_what_is_changed_is_found(format, c
         ("interval", 1_792_540_801),
     ):  # fmt: skip
         told = msgspec.structs.replace(record, **{fact: lie})
-        held = (await read_archive(store, archive([told]), keys=keys)).of("S")
+        held = (await read_archive(store, archive([told]), keys=keys))["S"]
         assert len(held.problems) == 1, fact
         assert not held.proven, fact
     await change(store, record, lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:])
-    held = (await read_archive(store, archive([record]), keys=keys)).of("S")
+    held = (await read_archive(store, archive([record]), keys=keys))["S"]
     assert held.problems == (f"{record.path} was changed: its SHA-256 is not the recorded one",)
     assert (held.stored, held.lost) == (of(), of(3, 5, 9))
 
@@ -119,28 +123,28 @@ async def test_an_object_that_is_missing_or_cut_off_holds_nothing(deep):
     await change(store, cut, lambda data: data[:50])
     await change(store, longer, lambda data: data + b"x")
     view = await read_archive(store, archive([gone, cut, longer, sound]), deep=deep)
-    assert view.of("S").stored == of(4)
-    assert view.problems == [
+    assert view["S"].stored == of(4)
+    assert problems_of(view) == [
         f"{gone.path} is missing",
         f"{cut.path} has 50 bytes, not {cut.bytes:,}",
         f"{longer.path} has {longer.bytes + 1:,} bytes, not {longer.bytes:,}",
     ]
-    assert list(compare(view.of("S"), StreamReport(first=1, last=4)).missing) == [1, 2, 3]
+    assert list(compare(view["S"], StreamReport(first=1, last=4)).missing) == [1, 2, 3]
 
 
 async def test_a_changed_byte_takes_reading_again():
     store = MemoryStore()
     record = await add(store, [1, 2, 3])
     await change(store, record, lambda data: data[:10] + bytes([data[10] ^ 1]) + data[11:])
-    quick = (await read_archive(store, archive([record]), deep=False)).of("S")
+    quick = (await read_archive(store, archive([record]), deep=False))["S"]
     assert (quick.problems, quick.stored, quick.proven) == ((), of(1, 2, 3), of())
-    assert not (await read_archive(store, archive([record]))).of("S").stored
+    assert not (await read_archive(store, archive([record])))["S"].stored
 
 
 async def test_of_a_record_that_lies_what_is_really_there_counts():
     store = MemoryStore()
     record = msgspec.structs.replace(await add(store, [1, 2, 3]), sequences=of(1, 2, 9).to_text())
-    held = (await read_archive(store, archive([record]))).of("S")
+    held = (await read_archive(store, archive([record])))["S"]
     assert held.problems == (f"{record.path} differs from its record: without 9, with 3 in addition",)
     assert (held.stored, held.lost, held.proven) == (of(1, 2, 3), of(9), of())
 
@@ -150,7 +154,7 @@ async def test_a_record_whose_sequences_are_unreadable_is_a_problem_not_the_end(
     record = msgspec.structs.replace(await add(store, [1]), sequences="AAAA")
     for deep in (False, True):
         view = await read_archive(store, archive([record]), deep=deep)
-        assert len(view.problems) == 1
+        assert len(problems_of(view)) == 1
 
 
 @pytest.mark.parametrize("format", ["parquet", "ndjson", "csv", "raw", "ndjson.gz", "parquet.enc", "unheard-of"])
@@ -162,15 +166,15 @@ async def test_a_file_that_is_no_such_file_is_found_by_reading_again(format):
         await store.put(record.path, b"anything else", if_absent=False)
         record = msgspec.structs.replace(record, bytes=13, sha256="9" * 64)
     view = await read_archive(store, archive([record]), keys=KEYS)
-    assert len(view.problems) == 1
-    assert not view.of("S").stored
+    assert len(problems_of(view)) == 1
+    assert not view["S"].stored
 
 
 async def test_what_can_not_be_opened_for_want_of_a_key_is_unchecked_not_damaged():
     store = MemoryStore()
     record = await add(store, [1, 2], keys=KEYS)
     for keys, why in ((None, "there are no keys"), (Keys({"other": bytes(32)}), "the given ones are Keys(other)")):
-        held = (await read_archive(store, archive([record]), keys=keys)).of("S")
+        held = (await read_archive(store, archive([record]), keys=keys))["S"]
         assert (held.problems, held.stored, held.proven) == ((), of(1, 2), of())
         assert why in held.unchecked[0]
 
@@ -179,7 +183,7 @@ async def test_an_object_that_lies_in_another_ones_place_is_damaged():
     store = MemoryStore()
     one, other = await add(store, [1], keys=KEYS), await add(store, [2], keys=KEYS)
     swapped = msgspec.structs.replace(one, path=other.path, sha256=other.sha256, bytes=other.bytes)
-    held = (await read_archive(store, archive([swapped]), keys=KEYS)).of("S")
+    held = (await read_archive(store, archive([swapped]), keys=KEYS))["S"]
     assert "it is another object, S 2–2" in held.problems[0]
     assert held.lost == of(1)
 
@@ -190,7 +194,7 @@ async def test_an_object_that_can_not_be_read_is_unchecked_not_the_end():
             raise StoreUnreadableError
 
     store = Unreadable()
-    held = (await read_archive(store, archive([await add(store, [1])]))).of("S")
+    held = (await read_archive(store, archive([await add(store, [1])])))["S"]
     assert "can't be read: The store can't be read" in held.unchecked[0]
     assert (held.problems, held.stored, held.proven) == ((), of(1), of())
 
@@ -199,14 +203,14 @@ async def test_an_object_that_can_not_be_read_is_unchecked_not_the_end():
 async def test_rows_that_two_table_files_hold_are_counted(deep):
     store = MemoryStore()
     table = [await add(store, [1, 2, 3], path="table/a"), await add(store, [3, 4], path="table/b")]
-    held = (await read_archive(store, archive(files=table), deep=deep)).of("S")
+    held = (await read_archive(store, archive(files=table), deep=deep))["S"]
     assert held.duplicates == 1
     assert not compare(held, StreamReport(first=1, last=4)).ok
 
 
 async def test_a_row_that_a_block_holds_twice_is_no_duplicate_of_the_table():
     store = MemoryStore()
-    held = (await read_archive(store, archive([await add(store, [1, 1, 2])]))).of("S")
+    held = (await read_archive(store, archive([await add(store, [1, 1, 2])])))["S"]
     assert (held.problems, held.duplicates) == ((), 0)
 
 
@@ -219,7 +223,7 @@ async def test_what_is_not_adopted_yet_is_stored_and_not_proven():
     entries, unreadable = await read_entries(store)
     assert len(unreadable) == 1
     picture = archive([adopted], consumed=[consumed], retired=[retired])
-    held = (await read_archive(store, picture, pending_entries=entries)).of("S")
+    held = (await read_archive(store, picture, pending_entries=entries))["S"]
     assert (held.stored, held.proven) == (of(1, 2), of(1))
 
 
@@ -227,7 +231,7 @@ async def test_a_block_that_its_writer_gave_up_is_no_loss_unless_its_messages_we
     store = MemoryStore()
     given_up, stored_again = await add(store, [1, 2, 3]), await add(store, [1, 2])
     await store.delete(given_up.path)
-    held = (await read_archive(store, archive([stored_again]), pending_entries=[given_up])).of("S")
+    held = (await read_archive(store, archive([stored_again]), pending_entries=[given_up]))["S"]
     assert (held.problems, held.lost) == ((), of())
     assert compare(held, StreamReport(first=1, last=2)).ok
     for view in (StreamReport(first=1, last=3), StreamReport(first=4, last=3), None):
@@ -242,15 +246,15 @@ async def test_a_block_that_the_table_names_is_left_out():
     table = await add(store, [1, 2], path="table/one")
     await store.delete(compacted.path)
     view = await read_archive(store, archive([compacted, waiting], [table], consumed=[compacted]))
-    assert view.problems == []
-    assert (view.of("S").stored, view.of("S").table) == (of(1, 2, 3), of(1, 2))
+    assert problems_of(view) == []
+    assert (view["S"].stored, view["S"].table) == (of(1, 2, 3), of(1, 2))
 
 
 async def test_what_retention_has_removed_is_known_unless_it_is_there_all_the_same():
     store = MemoryStore()
     record = await add(store, [4, 5])
     removed = Removed(stream="S", sequences=upto(1, 4).to_text(), objects=1, bytes=1, at=0.0)
-    held = (await read_archive(store, archive([record], removed=[removed]))).of("S")
+    held = (await read_archive(store, archive([record], removed=[removed])))["S"]
     assert (held.removed, held.stored) == (of(1, 2, 3), of(4, 5))
 
 
@@ -269,8 +273,8 @@ async def test_a_block_that_is_compacted_and_removed_while_it_is_read_is_not_mis
         return [], archive([block, other], [table], consumed=[block])
 
     view = await read_archive(store, archive([block, other]), again=again)
-    assert view.problems == []
-    assert (view.of("S").stored, view.of("S").table, view.of("S").duplicates) == (of(1, 2, 3), of(1, 2), 0)
+    assert problems_of(view) == []
+    assert (view["S"].stored, view["S"].table, view["S"].duplicates) == (of(1, 2, 3), of(1, 2), 0)
     assert asked == [1]
 
 
@@ -284,8 +288,8 @@ async def test_a_block_that_is_still_named_and_gone_is_missing():
         return [], archive([gone, other, later])
 
     view = await read_archive(store, archive([gone, other]), again=again)
-    assert view.problems == [f"{gone.path} is missing"]
-    assert view.of("S").lost == of(1)
+    assert problems_of(view) == [f"{gone.path} is missing"]
+    assert view["S"].lost == of(1)
 
 
 async def test_who_waits_is_told_how_many_objects_were_looked_at():
@@ -312,7 +316,7 @@ async def test_objects_are_read_piece_by_piece(monkeypatch):
     store = Pieces()
     wanted = writer("parquet", compression="none")
     record = await Committer(store, wanted, Ignored()).commit(sealed(range(1, 3001)))
-    held = (await read_archive(store, archive([record]))).of("S")
+    held = (await read_archive(store, archive([record])))["S"]
     assert (held.problems, held.proven) == ((), upto(1, 3000))
     assert set(pieces) == {1000}
     assert len(pieces) == -(-record.bytes // 1000)
@@ -351,7 +355,7 @@ async def test_ten_thousand_blocks_of_ten_million_messages_take_little_memory():
     Path("/proc/self/clear_refs").write_text("5")  # from here on the highest use of memory is counted anew
     before = highest_memory()
     view = await read_archive(store, picture, deep=False)
-    verdict = compare(view.of("S"), StreamReport(first=1, last=10_000_000))
+    verdict = compare(view["S"], StreamReport(first=1, last=10_000_000))
     used = highest_memory() - before
     print(f"{used / 1e6:.1f} MB for 10 000 blocks")
     assert verdict.ok
