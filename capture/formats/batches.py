@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
 from capture.archive.stored_formats import format_of
-from capture.errors import CaptureError, FormatError
-from capture.formats.choose import reader
+from capture.errors import FormatError
+from capture.formats.choose import name_in_errors, reader
 from capture.formats.envelope import SCHEMA
 from capture.formats.parquet import open_parquet
 
@@ -44,13 +44,9 @@ def pieces(
     file is checked before the first row is yielded. FormatError if the object can't be read, does not keep whole
     messages, or has other rows than its record says; CipherError.
     """
-    try:
+    with name_in_errors(stored):
         for rows in _check(_pieces(source, stored, keys, columns, piece_bytes), stored):
             yield from cut(rows, piece_bytes)
-    except CaptureError as error:
-        raise type(error)(f"{stored.path}: {error}") from error
-    except Exception as error:  # any error of a library about unreadable bytes
-        raise FormatError(f"{stored.path} can't be read as {stored.format}: {error}") from error
 
 
 def _pieces(

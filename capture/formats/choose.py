@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -65,6 +67,17 @@ def reader(format: str, keys: Keys | None = None) -> BlockReader:
     return BlockReader(format, _plain(plain), ENDINGS[compressions[0]] if compressions else None, keys)
 
 
+@contextmanager
+def name_in_errors(stored: Stored) -> Iterator[None]:
+    """Name the object in errors of the body. An error of a library about unreadable bytes becomes a FormatError."""
+    try:
+        yield
+    except CaptureError as error:
+        raise type(error)(f"{stored.path}: {error}") from error
+    except Exception as error:
+        raise FormatError(f"{stored.path} can't be read as {stored.format}: {error}") from error
+
+
 def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Table:
     """Return the rows of a stored object: the envelope's columns, then the typed ones.
 
@@ -72,12 +85,8 @@ def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Tab
     """
     if sha256(data).hexdigest() != stored.sha256:
         raise FormatError(f"{stored.path} was changed: its SHA-256 is not the recorded one")
-    try:
+    with name_in_errors(stored):
         rows = reader(stored.format, keys).read(data, stored)
-    except CaptureError as error:
-        raise type(error)(f"{stored.path}: {error}") from error
-    except Exception as error:  # any error of a library about unreadable bytes
-        raise FormatError(f"{stored.path} can't be read as {stored.format}: {error}") from error
     if len(rows) != stored.count:
         raise FormatError(f"{stored.path} has {len(rows):,} rows, its record says {stored.count:,}")
     return rows

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS, MESSAGE_ID, Column
-from capture.ingest.record import LISTS, Record, Records, header_texts, text_or_none
+from capture.ingest.record import LISTS, Record, Records, error_texts, header_texts, replace_invalid, text_or_none
 from natty.wire.message import parse_headers
 
 VERSION = 1
@@ -56,7 +56,8 @@ def _arrays(records: Records[Any], source: str) -> Iterable[pa.Array]:
         case "header_blocks":
             return header_columns(records.header_blocks)
         case "errors":
-            return [_errors(records)]
+            count, errors = len(records), records.errors
+            return [pa.array(error_texts(records), pa.string()) if errors else pa.nulls(count, pa.string())]
     values = getattr(records, source) or [None] * len(records)
     return [pa.array(values, SCHEMA.field(name).type) for name in _MADE[source]]
 
@@ -114,16 +115,6 @@ def _subjects(subjects: list[bytes]) -> tuple[pa.Array, pa.Array]:
         texts = [subject.decode("utf-8", "replace") for subject in subjects]
         raw = [subject if text_or_none(subject) is None else None for subject in subjects]
         return pa.array(texts, pa.string()), pa.array(raw, pa.binary())
-
-
-def _errors(records: Records[Any]) -> pa.Array:
-    if not records.errors:
-        return pa.nulls(len(records), pa.string())
-    return pa.array([_safe(records.errors.get(index)) for index in range(len(records))], pa.string())
-
-
-def _safe(reason: str | None) -> str | None:
-    return None if reason is None else reason.encode("utf-8", "replace").decode()
 
 
 # --- headers, without a Python object for each -----------------------------------------------------------------------
@@ -212,8 +203,4 @@ def _strings(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except UnicodeEncodeError:  # the raw block keeps the original bytes
-        return pa.array([None if value is None else _replace_surrogates(value) for value in values], pa.string())
-
-
-def _replace_surrogates(value: str) -> str:
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return pa.array([None if value is None else replace_invalid(value) for value in values], pa.string())

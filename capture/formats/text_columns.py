@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any
 
 from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS, Column
-from capture.ingest.record import Records, header_texts, text_or_none
+from capture.ingest.record import Records, error_texts, header_texts, text_or_none
 
 AT_ONCE = 256  # messages whose columns are made together: a whole block would take twice the memory
 NOTHING: Iterable[Any] = repeat(None)
@@ -61,7 +61,7 @@ def _values(records: Records[Any], source: str) -> Sequence[Iterable[Any]]:
         case "payloads":
             return _texts(records.payloads)
         case "errors":
-            return [[_error(records.errors.get(at)) for at in range(len(records))] if records.errors else NOTHING]
+            return [error_texts(records) if records.errors else NOTHING]
     return [getattr(records, source) or NOTHING]
 
 
@@ -91,7 +91,3 @@ def _texts(column: list[bytes]) -> tuple[Iterable[str | None], Iterable[str | No
     except UnicodeDecodeError:
         texts = list(map(text_or_none, column))
         return texts, [encode_base64(one) if text is None else None for one, text in zip(column, texts, strict=True)]
-
-
-def _error(reason: str | None) -> str | None:
-    return None if reason is None else reason.encode("utf-8", "replace").decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections import defaultdict
@@ -18,6 +17,7 @@ from natty.groups.partitions import balance
 from natty.groups.roster import Roster
 from natty.groups.settings import record_key
 from natty.wire.ack import Acks
+from natty.wire.background import wait_until_set
 
 log = logging.getLogger("capture.grouped")
 
@@ -101,7 +101,8 @@ class GroupSource:
         while not self._stopping:
             self._raise_failure()
             if not (waiting := self._count_waiting()):
-                await self._arrival()
+                self._wake.clear()
+                await wait_until_set(self._wake, TICK)
             if 0 < waiting < ENOUGH:
                 await asyncio.sleep(GATHER)
             taken = [reader.take() for reader in self._readers.values()]
@@ -132,13 +133,6 @@ class GroupSource:
 
     def _count_waiting(self) -> int:
         return sum(len(reader.arrived) for reader in self._readers.values())
-
-    async def _arrival(self) -> None:
-        """Wait until a message has arrived, a tick has passed, or a task has ended."""
-        self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TICK):
-                await self._wake.wait()
 
     def _raise_failure(self) -> None:
         failures = [reader.failure for reader in self._readers.values()]

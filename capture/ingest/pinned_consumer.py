@@ -17,7 +17,7 @@ from natty.groups.settings import PRIORITY_GROUP
 from natty.groups.stint import FLUSH_TIMEOUT, keep_pin
 from natty.pulling.pin import Pin
 from natty.pulling.requests import PullOptions
-from natty.wire.background import keep_up
+from natty.wire.background import keep_up, wait_until_set
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
 
@@ -120,9 +120,7 @@ class PinnedReader:
                 while self._unsettled:
                     seal()
                     self._settled.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(TICK):
-                            await self._settled.wait()
+                    await wait_until_set(self._settled, TICK)
         await self.close()
 
     async def close(self) -> None:

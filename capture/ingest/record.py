@@ -170,7 +170,7 @@ def header_texts(block: bytes) -> dict[str, list[str]]:
     """Return the headers of a raw block as text that can be written anywhere: bytes that are not UTF-8 are replaced."""
     headers = parse_headers(block)
     if text_or_none(block) is None:
-        return {_replace_invalid(name): list(map(_replace_invalid, values)) for name, values in headers.items()}
+        return {replace_invalid(name): list(map(replace_invalid, values)) for name, values in headers.items()}
     return headers
 
 
@@ -186,7 +186,14 @@ def origin_of(block: bytes) -> tuple[str, int] | None:
     return None if stream is None or sequence is None else (stream, sequence)
 
 
-def _replace_invalid(text: str) -> str:
+def error_texts(records: Records[Any]) -> list[str | None]:
+    """Return the error of each message as text that can be written anywhere; None if there is none."""
+    errors = {index: reason.encode("utf-8", "replace").decode() for index, reason in records.errors.items()}
+    return [errors.get(index) for index in range(len(records))]
+
+
+def replace_invalid(text: str) -> str:
+    """Return the text of a header as text that can be written anywhere: bytes that are not UTF-8 are replaced."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -15,7 +14,7 @@ from capture.ingest.ack_floor import DeliveryGap, Floor
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
-from natty.wire.background import keep_up
+from natty.wire.background import keep_up, wait_until_set
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
 
@@ -135,7 +134,8 @@ class Source:
         reader = self._tasks[0]
         while not reader.done():
             if not self._arrived:
-                await self._arrival()
+                self._wake.clear()
+                await wait_until_set(self._wake, TICK)
             if 0 < len(self._arrived) < ENOUGH:
                 await asyncio.sleep(GATHER)  # a batch costs about as much as 100 messages: wait a moment for more
             batch, self._arrived = Batch(self._arrived), []
@@ -145,13 +145,6 @@ class Source:
             yield batch
             self._pull.finish(len(batch))  # its messages are in blocks, which have their own limits
         await reader  # raises the error that ended it
-
-    async def _arrival(self) -> None:
-        """Wait until a message has arrived, a tick has passed, or the reading has ended."""
-        self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TICK):  # not wait_for: before Python 3.12 it may swallow a cancellation
-                await self._wake.wait()
 
     async def _read_ahead(self) -> None:
         """Read as far ahead as the credit allows, even while the pipeline waits; then hand back untaken messages.

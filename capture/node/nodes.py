@@ -13,6 +13,7 @@ from capture.ingest.startup import Start
 from capture.node.node import Node
 from capture.node.shutdown import Stopping, reloading
 from natty import Natty, NattyError
+from natty.wire.background import wait_until_set
 
 log = logging.getLogger("capture.several")
 
@@ -66,9 +67,7 @@ class Several:
     async def _run(self, index: int, natty: Natty) -> None:
         """Run a node; if it fails and the others continue, replace it with a new one."""
         while not await self._run_once(self.nodes[index], natty):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_STREAM):
-                    await self._stopped.wait()
+            await wait_until_set(self._stopped, RETRY_STREAM)
             if self._stopping.requested:
                 return
             before = self.nodes[index]

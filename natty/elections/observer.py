@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +21,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
+from natty.wire.background import wait_until_set
 from natty.wire.message import RawMessage
 
 READ_AGAIN = 1.0  # seconds until a failed read is retried
@@ -122,9 +122,7 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
                 shown = now
                 yield now
             wait = max(0.0, silence(now.lease) - (clock() - seen_at)) if now else None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await news.wait()
+            await wait_until_set(news, wait)
     finally:
         jetstream.connection.listeners.remove(on_event)
         for subscription in subscriptions:

@@ -28,7 +28,7 @@ from natty.elections.record import hinted_revision, republish_subject
 from natty.errors import BadRecordError, NattyError
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
-from natty.wire.background import keep_up
+from natty.wire.background import keep_up, wait_until_set
 from natty.wire.connection import Connection, Subscription
 from natty.wire.message import RawMessage
 
@@ -149,9 +149,7 @@ class RenewerThread:
     async def end(self) -> None:
         """End the thread, and wait until it has ended, for a limited time."""
         self._loop.call_soon_threadsafe(self._over.set)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_WITHIN):
-                await self._ended.wait()
+        if await wait_until_set(self._ended, CLOSE_WITHIN):
             self._thread.join(CLOSE_WITHIN)  # it has nothing left to do
 
     # From here on: in the thread.

@@ -1,4 +1,4 @@
-"""Work in the background that is started again when it fails, and many calls, a few at a time."""
+"""Work in the background that is started again when it fails, many calls, a few at a time, and limited waits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 AGAIN_AFTER = 1.0  # seconds before the second try; doubled with every further one
@@ -43,6 +44,14 @@ async def keep_up(
             log.exception("%s failed and restarts in %g s", what, pause, extra={"action": "background_failed"})
         await sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def wait_until_set(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until the event is set, for at most these seconds (None: without a limit). Return whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):  # not wait_for: before Python 3.12 it may swallow a cancellation
+            await event.wait()
+    return event.is_set()
 
 
 async def map_concurrently(

@@ -25,7 +25,7 @@ from natty.errors import (
     WrongLoopError,
 )
 from natty.names import decode, wire_word
-from natty.wire.background import keep_up
+from natty.wire.background import keep_up, wait_until_set
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
@@ -284,9 +284,7 @@ class Connection:
     async def _watch(self) -> None:
         """Return when the session has ended; end it when the server stops answering."""
         while not self._ended.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.ping_interval):
-                    await self._ended.wait()
+            if await wait_until_set(self._ended, self.config.ping_interval):
                 return
             session = self._session
             assert session is not None

@@ -16,7 +16,7 @@ from capture.archive.manifest import TABLE, Stored
 from capture.archive.stored_formats import format_of, is_open
 from capture.errors import CaptureError, FormatError
 from capture.formats.batches import cut
-from capture.formats.choose import reader
+from capture.formats.choose import name_in_errors, reader
 from capture.formats.envelope import with_envelope
 from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
@@ -123,14 +123,10 @@ def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) 
     if sha256(data).hexdigest() != one.sha256:
         raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
     of_table, count = one.path.startswith(TABLE), 0
-    try:
+    with name_in_errors(one):
         for rows in _parts(data, one, keys):
             count += len(rows)
             yield in_table(rows, columns, of_table=of_table)
-    except CaptureError as error:
-        raise type(error)(f"{one.path}: {error}") from error
-    except Exception as error:  # any error of a library about unreadable bytes
-        raise FormatError(f"{one.path} can't be read as {one.format}: {error}") from error
     if count != one.count:
         raise FormatError(f"{one.path} has {count:,} rows, its record says {one.count:,}")
 

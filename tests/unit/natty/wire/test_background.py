@@ -1,8 +1,9 @@
 import asyncio
 
 import pytest
+from patient import PATIENCE
 
-from natty.wire.background import AGAIN_AFTER, LONGEST_PAUSE, keep_up
+from natty.wire.background import AGAIN_AFTER, LONGEST_PAUSE, keep_up, wait_until_set
 
 
 class World:
@@ -50,3 +51,19 @@ async def test_work_that_is_cancelled_ends():
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
+
+
+async def test_a_limited_wait_returns_whether_the_event_is_set():
+    event = asyncio.Event()
+    assert not await wait_until_set(event, 0.0)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await wait_until_set(event, None)
+    assert await wait_until_set(event, 0.0)
+
+
+async def test_a_limited_wait_that_is_cancelled_ends():
+    waiting = asyncio.create_task(wait_until_set(asyncio.Event(), PATIENCE))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
