@@ -108,7 +108,7 @@ class Natty:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await closing.close(self.connection, self.outbox, tell=kind is None)
+        await closing.close(self.connection, self.outbox, raises=kind is None)
 
     async def close(self) -> None:
         """Let handlers finish, wait for the outcome of the background publishes, then close the connection.
@@ -120,7 +120,7 @@ class Natty:
         again. If cancelled, it closes at once. If a handler or a leader's work calls it, it returns at once, and closes
         after they have returned.
         """
-        await closing.close(self.connection, self.outbox, tell=True)
+        await closing.close(self.connection, self.outbox, raises=True)
 
     async def publish(
         self,

@@ -114,7 +114,7 @@ def _check_block(entry: Stored, path: str) -> Stored:
             return entry
     except StoreError as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
-    raise ManifestError(f"{path} is damaged: {entry.path} is no block's path")
+    raise ManifestError(f"{path} is damaged: {entry.path} is not a block's path")
 
 
 # --- paths (layout 1) ------------------------------------------------------------------------------------------------

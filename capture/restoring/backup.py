@@ -124,7 +124,7 @@ async def _check_free(store: Store, stream: str) -> None:
         if known.created:
             raise ConfigError(
                 f"the archive in {store.url} captures stream {stream} already: import into another store, since "
-                "capture can't tell whether the backup is of the same stream"
+                "capture can't determine whether the backup is of the same stream"
             )
 
 

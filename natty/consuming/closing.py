@@ -16,8 +16,8 @@ logger = logging.getLogger("natty.closing")
 SPARE = 5.0  # seconds after the handlers' own timeout to hand back the rest and to send the last acks
 
 
-async def close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
-    """Close a client, see `Natty.close`. Without `tell`, it logs publishes that failed, and does not raise for them.
+async def close(connection: Connection, outbox: Outbox, *, raises: bool) -> None:
+    """Close a client, see `Natty.close`. Without `raises`, it logs publishes that failed.
 
     Within a handler, or a leader's work, it returns at once and closes the client after that has returned: its ack has
     to be sent, or its lease released, before. If it is cancelled, it closes the client at once.
@@ -26,14 +26,14 @@ async def close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
         connection.check_loop()
     lifetime = connection.lifetime
     if lifetime.is_ended_by_its_own:
-        task = asyncio.create_task(_close(connection, outbox, tell=False), name="natty close", context=Context())
+        task = asyncio.create_task(_close(connection, outbox, raises=False), name="natty close", context=Context())
         lifetime.closing.add(task)
         task.add_done_callback(lifetime.closing.discard)
     else:
-        await _close(connection, outbox, tell=tell)
+        await _close(connection, outbox, raises=raises)
 
 
-async def _close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
+async def _close(connection: Connection, outbox: Outbox, *, raises: bool) -> None:
     async with AsyncExitStack() as last:
         last.push_async_callback(connection.close)
         try:
@@ -41,7 +41,7 @@ async def _close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
         except BaseException:
             outbox.abandon()
             raise
-        await outbox.close(tell=tell)
+        await outbox.close(raises=raises)
 
 
 async def _stop_all(lifetime: Lifetime) -> None:

@@ -94,7 +94,7 @@ class Lanes(Generic[T]):
         return max(0.0, turn.ready_at + self._wait - now)
 
     def take(self, now: float = 0.0) -> list[T]:
-        """Return the next lot, empty if none is due. A message that was delivered before is a lot by itself.
+        """Return the next lot, empty if none is due. A message that was delivered before is a lot of its own.
 
         So a message that makes a lot fail can't make the same neighbours fail again.
         """

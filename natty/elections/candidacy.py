@@ -49,7 +49,7 @@ class Candidacy:
         options = self._candidate.options
         with ExitStack() as failing:
             failing.enter_context(self.running)
-            self._driver = await self._renewer.join(options, self._candidate.node, self._tell, self._check)
+            self._driver = await self._renewer.join(options, self._candidate.node, self._report, self._check)
             failing.pop_all()
         self._candidate.driver = self._driver
         self._candidate.jetstream.connection.observed.add(self._candidate, ELECTION, options.name)
@@ -157,7 +157,7 @@ class Candidacy:
         if not well:
             self._resign("health")
 
-    def _tell(self, event: str, about: Any) -> None:
+    def _report(self, event: str, about: Any) -> None:
         """Pass news to the event loop of the work. Called in the renewer's thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._handle_news, event, about)

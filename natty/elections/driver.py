@@ -27,7 +27,7 @@ log = logging.getLogger("natty.leader")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 BUCKET_TIMEOUT = 5.0  # seconds to create a deleted bucket again
-Tell = Callable[[str, Any], None]
+Report = Callable[[str, Any], None]
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """Runs one candidate. All its code runs in the renewer's thread; `tell` passes news to the main side."""
+    """Runs one candidate. All its code runs in the renewer's thread; `report` passes news to the main side."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Driver:
         *,
         loop: asyncio.AbstractEventLoop,
         pulse: Callable[[], float],
-        tell: Tell,
+        report: Report,
     ) -> None:
         self.candidate = candidate
         self.subjects = Subjects(options.bucket, options.lease_key)
@@ -62,7 +62,7 @@ class Driver:
         self._options = options
         self._loop = loop
         self._pulse = pulse
-        self._tell = tell
+        self._report = report
         self._tenure: Tenure | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeated, self._lasting = Repeated(log), Repeated(log, every=ONCE)
@@ -110,19 +110,19 @@ class Driver:
                 case Elected():
                     self._tenure = Tenure(action.token, action.term, self._options.rules.stop_before)
                     self._tenure.extend(self.candidate.deadline)
-                    self._tell("elected", self._tenure)
+                    self._report("elected", self._tenure)
                 case Stop():
                     if self._tenure is not None:
                         self._tenure.stop(action.reason)
-                    self._tell("stop", action.reason)
+                    self._report("stop", action.reason)
                 case Lost():
                     self._end_tenure(action.reason)
-                    self._tell("lost", action.reason)
+                    self._report("lost", action.reason)
                 case Left():
                     self._end_tenure("released" if action.released else "left")
-                    self._tell("left", action.released)
+                    self._report("left", action.released)
                 case Seen():
-                    self._tell("seen", action.lease)
+                    self._report("seen", action.lease)
                 case Ask():
                     self._ask(action)
                 case WentBack():

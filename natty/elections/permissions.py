@@ -64,7 +64,9 @@ def service(
     """Return what `consume` needs: its durable consumer, and dead letters. `setup`: also to create their streams."""
     found = consumer(stream, durable) + consumer(advisories, durable_of(stream, durable))
     found += Permissions((f"{prefix_of(letters)}.{stream}.{durable}.>",))
-    found += Permissions(_api(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}"))  # to tell deleted from dead
+    found += Permissions(
+        _api(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}")
+    )  # to distinguish deleted from dead
     found += Permissions(_api(f"CONSUMER.RESET.{stream}.{durable}"))
     found += Permissions(_api(*(f"STREAM.INFO.{name}" for name in (letters, advisories))))
     return found + (_creation(letters, advisories) if setup else Permissions(()))

@@ -60,18 +60,18 @@ class _Line:
         self._lock = threading.Lock()
         self._stop = self._kill = False
         if tenure is not None:
-            tenure.watchers.append(self._tell)
-        self._tell()
+            tenure.watchers.append(self._report)
+        self._report()
 
     def stop(self) -> None:
         """Order SIGTERM now, and SIGKILL as late as the tenure allows; without a tenure, SIGKILL now."""
         self._stop = True
-        self._tell()
+        self._report()
 
     def kill(self) -> None:
         """Order SIGKILL now."""
         self._kill = True
-        self._tell()
+        self._report()
 
     async def wait_for_end(self) -> None:
         """Wait until the guard has ended: it is the only process with its end of the line."""
@@ -82,11 +82,11 @@ class _Line:
     def close(self) -> None:
         """Close both ends, and watch the tenure no longer."""
         if self._tenure is not None:
-            self._tenure.watchers.remove(self._tell)
+            self._tenure.watchers.remove(self._report)
         self.its.close()
         self._ours.close()
 
-    def _tell(self, _: Tenure | None = None) -> None:
+    def _report(self, _: Tenure | None = None) -> None:
         with self._lock, contextlib.suppress(OSError):  # it has ended, or is as good as dead
             self._ours.send(DEADLINE.pack(*self._times()))
 

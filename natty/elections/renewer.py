@@ -21,7 +21,7 @@ import msgspec
 
 from natty.config.settings import Config
 from natty.config.units import clock
-from natty.elections.driver import Call, Driver, Tell
+from natty.elections.driver import Call, Driver, Report
 from natty.elections.machine import Candidate
 from natty.elections.options import PULSE, ElectionOptions
 from natty.elections.record import hinted_revision, republish_subject
@@ -66,13 +66,13 @@ class Renewer:
     def __repr__(self) -> str:
         return f"Renewer({self._members} candidacies)"
 
-    async def join(self, options: ElectionOptions, node: str, tell: Tell, check: Callable[[], None]) -> Driver:
-        """Begin a candidacy. `tell` is called in the renewer's thread, `check` at every pulse of this loop."""
+    async def join(self, options: ElectionOptions, node: str, report: Report, check: Callable[[], None]) -> Driver:
+        """Begin a candidacy. `report` is called in the renewer's thread, `check` at every pulse of this loop."""
         async with self._turn:
             thread = await self._start()
             self._members += 1
         self._checks.append(check)  # no await from here on: a cancelled candidacy would stay in office
-        return thread.begin(options, node, pulse=lambda: self._pulse_at, tell=tell)
+        return thread.begin(options, node, pulse=lambda: self._pulse_at, report=report)
 
     async def leave(self, driver: Driver, check: Callable[[], None]) -> None:
         """End a candidacy without another write; the last one ends the thread."""
@@ -132,13 +132,13 @@ class RenewerThread:
         self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
         self._thread.start()
 
-    def begin(self, options: ElectionOptions, node: str, *, pulse: Callable[[], float], tell: Tell) -> Driver:
+    def begin(self, options: ElectionOptions, node: str, *, pulse: Callable[[], float], report: Report) -> Driver:
         """Begin a candidacy."""
         address = f"{self._inbox}.{uuid.uuid4().hex}"
         candidate = Candidate(
             options.rules, node, uuid.uuid4().hex, random.Random(), wall=time.time() - clock(), addr=address
         )
-        driver = Driver(self._jetstream, options, candidate, loop=self._loop, pulse=pulse, tell=tell)
+        driver = Driver(self._jetstream, options, candidate, loop=self._loop, pulse=pulse, report=report)
         self._loop.call_soon_threadsafe(self._begin, driver, options)
         return driver
 

@@ -185,7 +185,7 @@ class Membership:
         self._assign(record.filters_of(self.member))
         if before is not None and partitions != self.partitions:
             self.rebalances += 1
-            self._tell("partitions")
+            self._report("partitions")
 
     def _assign(self, filters: list[str]) -> None:
         self._instance.assign(filters)
@@ -365,7 +365,7 @@ class Membership:
         state = state or self._state()
         if state is not self.state:
             self.state = state
-            self._tell(state)
+            self._report(state)
 
     def _state(self) -> State:
         reading = self._reading
@@ -375,7 +375,7 @@ class Membership:
             return State.STANDBY
         return State.ACTIVE if reading.stint.open else State.TAKING_OVER
 
-    def _tell(self, kind: str) -> None:
+    def _report(self, kind: str) -> None:
         event = MemberEvent(str(kind), self.partitions)
         logger.info("%r: %s", self, kind, extra={"action": "group", "event": str(kind)})
         for queue in self._readers:

@@ -133,7 +133,7 @@ def check_limits(max_messages: int, max_bytes: int) -> None:
     """BadGroupError for an invalid limit of the buffer: 0 and -1 both mean no limit, and lower numbers are invalid."""
     for name, limit in (("max_messages", max_messages), ("max_bytes", max_bytes)):
         if limit < -1:
-            raise BadGroupError(f"a {name} of {limit} is not possible: 0 is no limit")
+            raise BadGroupError(f"a {name} of {limit} is not possible: 0 means no limit")
 
 
 def partitions_all(transforms: Sequence[Mapping[str, Any]]) -> bool:

@@ -87,8 +87,8 @@ class PublishErrors:
         finally:
             self._readers -= 1
 
-    def close(self, *, tell: bool) -> None:
-        """End the readers. If none reads, PublishError names what is unread; with `tell=False` it is logged instead."""
+    def close(self, *, raises: bool) -> None:
+        """End the readers. If none reads, PublishError names what is unread; with `raises=False` it is logged instead."""
         self._over = True
         self._arrived.set()
         if not self._unread or self._readers:
@@ -96,7 +96,7 @@ class PublishErrors:
         first = self._unread[0]
         text = f"{len(self)} messages published in the background were not stored; the first: {first}"
         self._unread.clear()
-        if tell:
+        if raises:
             raise PublishError(text, subject=first.subject, msg_id=first.msg_id, data=first.data) from first
         logger.error("%s", text, extra={"action": "publish failed"})
 
@@ -313,23 +313,23 @@ class Outbox:
         if sender.idle:
             await self._retire(sender)
 
-    async def close(self, *, tell: bool = True) -> None:
+    async def close(self, *, raises: bool = True) -> None:
         """Take no more messages, and return when every one has its outcome. Idempotent.
 
-        PublishError if errors are unread; with `tell=False` they are logged instead. It takes `give_up` seconds at most
+        PublishError if errors are unread; with `raises=False` they are logged instead. It takes `give_up` seconds at most
         after the server's last answer. Cancelled, it reports what has no outcome as errors.
         """
         self._closed = True
         try:
             await asyncio.gather(*(self._retire(sender) for sender in list(self._senders.values())))
         finally:
-            self.abandon(tell=tell)
+            self.abandon(raises=raises)
 
-    def abandon(self, *, tell: bool = False) -> None:
+    def abandon(self, *, raises: bool = False) -> None:
         """End at once, as a `close` that is cancelled."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for sender in list(self._senders.values()):
             sender.publisher.abandon()
-        self.errors.close(tell=tell)
+        self.errors.close(raises=raises)

@@ -261,7 +261,7 @@ class Connection:
         self._out.clear()
         self._requests.fail(NotConnectedError, f"the connection was lost before the answer came: {error}")
         logger.warning("connection to %s lost: %s", redact(self._url), error, extra={"action": "disconnected"})
-        self._tell("disconnected")
+        self._report("disconnected")
 
     async def _supervise(self) -> None:
         while True:
@@ -279,7 +279,7 @@ class Connection:
                     delay = min(2 * delay, RECONNECT_DELAY_MAX)
             self.reconnects += 1
             logger.info("reconnected to %s", redact(self._url), extra={"action": "reconnected"})
-            self._tell("connected")
+            self._report("connected")
 
     async def _watch(self) -> None:
         """Return when the session has ended; end it when the server stops answering."""
@@ -295,7 +295,7 @@ class Connection:
                 session.abort()
                 self._on_session_end(error if str(error) else ConnectionResetError("the server does not answer"))
 
-    def _tell(self, event: str) -> None:
+    def _report(self, event: str) -> None:
         for listener in list(self.listeners):
             try:
                 listener(event)
@@ -556,4 +556,4 @@ class Connection:
         self._connected.set()  # for those in `ready`
         if self._session is not None:
             self._session.abort()
-        self._tell("closed")
+        self._report("closed")

@@ -215,7 +215,7 @@ class Message:
     """One message of a stream. Settle it once: `ack`, `nak` or `term`.
 
     Each is sent with the next write, and idempotent. What they return may be awaited: see `Confirmation`. With
-    `confirm=True` the server is asked at once for its confirmation; in a thread, the call then returns when it has
+    `confirm=True` the ack also requests the server's confirmation; in a thread, the call then returns when it has
     come. An awaited ack without it is sent twice.
     """
 

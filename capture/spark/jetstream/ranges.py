@@ -32,7 +32,7 @@ class RangeReader:
     It reads by batched direct get if the stream allows that, otherwise by its own ordered consumer, which the server
     removes afterwards. It also uses the consumer if a mirror answers in the stream's place, since a mirror may hold
     less. DataLossError if the front of the stream has overtaken the reader; with `fail` False it logs that. Messages
-    missing behind the front were removed one by one, which is no loss; they are counted.
+    missing behind the front were removed one by one, which is not a loss; they are counted.
     """
 
     def __init__(self, natty: Natty, wanted: Range, *, subject: str = "", fail: bool = True) -> None:

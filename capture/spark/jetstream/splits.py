@@ -147,7 +147,7 @@ class Tally:
     def lose(self, gap: tuple[int, int], front: int) -> tuple[int, int] | None:
         """Return the part of a gap that is lost, now that the stream begins at `front`; None if none is.
 
-        In a gap that the front has not reached, messages were removed one by one, which is no loss. Of a gap that it
+        In a gap that the front has not reached, messages were removed one by one, which is not a loss. Of a gap that it
         has passed it is unknown which messages were in it, and whether they existed when they should have been read.
         """
         first, last = gap[0], min(gap[1], front - 1)

@@ -78,7 +78,7 @@ async def test_a_sink_or_a_listener_that_raises_does_not_stop_the_reading(natty,
     for payload in (b"1", b"2"):
         natty.connection.send(subject, payload)
         await natty.connection.flush()
-    natty.connection._tell("anything")
+    natty.connection._report("anything")
     assert got == [b"1", b"2"]
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
 

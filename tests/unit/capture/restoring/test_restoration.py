@@ -207,7 +207,7 @@ def test_where_single_acknowledgements_can_t_be_restored_the_plan_says_how_many_
         (past(), {"S": {"subjects": []}}, {}, "an existing stream is never touched"),
         (past(), {"S": {"metadata": {MARK: "x"}}}, {}, "restore with --again"),
         (past(), {"T": {"subjects": ["s.*"]}}, {}, r"subject s.> overlaps s.\* of stream T"),
-        (past(retention="interest"), {}, {}, "without its consumers nothing would stay"),
+        (past(retention="interest"), {}, {}, "without its consumers it would keep none"),
         (past(), {}, {"start": 11}, "no message of S matches"),
         (past(), {}, {"version": (2, 9, 25)}, "2.10 or later is needed"),
         (past(), {}, {"account": {"limits": {"max_streams": 2}, "streams": 2}}, "may have 2 streams"),

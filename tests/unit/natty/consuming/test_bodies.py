@@ -53,14 +53,14 @@ def test_a_payload_becomes_the_body_of_the_type(kind, payload, body):
 @pytest.mark.parametrize(
     ("kind", "payload", "words"),
     [
-        (str, b"\xff", "no str: 'utf-8' codec"),
-        (dict, b"no json", "no dict: JSON is malformed"),
-        (dict, b"[]", "no dict: Expected `object`, got `array`"),
-        (Order, b'{"id": "x"}', r"no Order: Expected `int`, got `str` - at `\$.id`"),
-        (Order, b"", "no Order: Input data was truncated"),
-        (Line, b"{}", "no Line: Object missing required field `id`"),
-        (Model, b'{"id": "x"}', "no Model: 1 validation error for Model"),
-        (Model, b"{", "no Model: 1 validation error for Model"),
+        (str, b"\xff", "not a valid str: 'utf-8' codec"),
+        (dict, b"no json", "not a valid dict: JSON is malformed"),
+        (dict, b"[]", "not a valid dict: Expected `object`, got `array`"),
+        (Order, b'{"id": "x"}', r"not a valid Order: Expected `int`, got `str` - at `\$.id`"),
+        (Order, b"", "not a valid Order: Input data was truncated"),
+        (Line, b"{}", "not a valid Line: Object missing required field `id`"),
+        (Model, b'{"id": "x"}', "not a valid Model: 1 validation error for Model"),
+        (Model, b"{", "not a valid Model: 1 validation error for Model"),
     ],
 )
 def test_a_payload_that_does_not_fit_is_named_with_what_does_not(kind, payload, words):

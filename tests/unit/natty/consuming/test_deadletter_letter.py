@@ -113,7 +113,7 @@ def test_a_message_that_was_gone_says_so():
 @pytest.mark.parametrize("wrong", [{"Natty-Dead-Deliveries": "many"}, {"Natty-Dead-Traceback": "[1"}, None])
 def test_what_is_no_letter_is_named(wrong):
     subject = subject_of(PREFIX, ORDER, "mailer") if wrong else f"{PREFIX}.ORDERS.mailer.x"
-    with pytest.raises(BadLetterError, match=r"message 7 among the dead letters.*Delete it"):
+    with pytest.raises(BadLetterError, match=r"message 7 of the dead letters.*is not a letter.*Delete it"):
         read_letter(StoredMessage(subject, 7, b"", encode_headers(wrong or {}), "2026-11-21T11:56:13Z"))
 
 

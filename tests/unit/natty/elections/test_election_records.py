@@ -160,7 +160,7 @@ async def test_a_flood_of_events_does_not_put_the_timer_off():
     options = ElectionOptions(name="x")
     candidate = Overdue(options.rules, "me", "mine", random.Random(0))
     loop = asyncio.get_running_loop()
-    driver = Driver(None, options, candidate, loop=loop, pulse=lambda: 0.0, tell=lambda *news: None)
+    driver = Driver(None, options, candidate, loop=loop, pulse=lambda: 0.0, report=lambda *news: None)
     for _ in range(100):
         loop.call_soon(driver.input, "event")
         await asyncio.sleep(0)

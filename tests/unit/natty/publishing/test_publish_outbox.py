@@ -70,7 +70,7 @@ async def test_each_error_goes_to_one_of_the_readers_and_closing_ends_them():
     for number in range(10):
         errors.add(PublishError(str(number)))
         await asyncio.sleep(0)
-    errors.close(tell=True)
+    errors.close(raises=True)
     await asyncio.gather(*readers)
     assert sorted(seen, key=int) == [str(number) for number in range(10)]
 
@@ -93,14 +93,14 @@ def test_a_callback_gets_what_came_before_it_and_keeps_what_it_fails_on(caplog):
 
 
 def test_closing_says_what_nobody_has_read(caplog):
-    for tell in (True, False):
+    for raises in (True, False):
         errors = PublishErrors()
         errors.add(PublishError("a message of 1 bytes on a.b: full", subject="a.b"))
         with (
             pytest.raises(PublishError, match=r"1 messages .* first: a message of 1 bytes")
-            if tell
+            if raises
             else (contextlib.nullcontext())
         ):
-            errors.close(tell=tell)
-        errors.close(tell=True)  # told once
+            errors.close(raises=raises)
+        errors.close(raises=True)  # told once
     assert "1 messages published in the background were not stored" in caplog.text
