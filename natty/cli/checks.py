@@ -63,7 +63,7 @@ def check_streams(streams: Iterable[Mapping[str, Any]], missing: Iterable[str] =
     looked_at = list(streams)
     for one in looked_at:
         findings += _replicas(f"stream {one['config']['name']}", one)
-        findings += _filling(one)
+        findings += _check_limits(one)
     return findings or [
         Finding("streams", Status.OK, f"{len(looked_at)}: replicas are complete, no stream is about to refuse messages")
     ]
@@ -123,7 +123,7 @@ def _replicas(name: str, one: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
-def _filling(one: Mapping[str, Any]) -> list[Finding]:
+def _check_limits(one: Mapping[str, Any]) -> list[Finding]:
     config, state = one["config"], one["state"]
     if config.get("discard") != "new":
         return []

@@ -23,7 +23,7 @@ def check_faults(
         if not fault.here:
             findings.append(_fault(Status.WARN, f"nats-server {text}", name))
         elif fault.here == "sources":
-            losing = _losing_queues(configs)
+            losing = _describe_losing_queues(configs)
             findings += [_fault(Status.FAIL, f"{who}, nats-server {text}", name) for who in losing]
             findings += [] if losing else [_fault(Status.WARN, f"nats-server {text}", name)]
         elif fault.here == "filters":
@@ -82,7 +82,7 @@ def check_stranded(
     ]
 
 
-def _losing_queues(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _describe_losing_queues(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Describe the streams that source from part of a work queue on this server."""
     return [
         f"stream {name} sources part of work queue {origin['name']}"

@@ -172,7 +172,7 @@ class Watch:
         """
         while not self._reader.interrupted:
             try:
-                existing, last = await self._existing()
+                existing, last = await self._list_existing()
                 unseen = existing - self._known.keys() - self._marked
                 entries = await self._read_keys(unseen if self._in_picture and not self._updates_only else set())
             except NattyError:
@@ -193,7 +193,7 @@ class Watch:
             self._marked.clear()
             yield PictureComplete(len(self._known))
 
-    async def _existing(self) -> tuple[set[str], int]:
+    async def _list_existing(self) -> tuple[set[str], int]:
         """Return the keys that the stream's leader has, including deleted ones with markers, and its last sequence."""
         keys: set[str] = set()
         lasts = []

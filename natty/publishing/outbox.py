@@ -88,7 +88,7 @@ class PublishErrors:
             self._readers -= 1
 
     def close(self, *, raises: bool) -> None:
-        """End the readers. If none reads, PublishError names what is unread; with `raises=False` it is logged instead."""
+        """End the readers. If none reads, PublishError names what is unread; without `raises` it is logged instead."""
         self._over = True
         self._arrived.set()
         if not self._unread or self._readers:
@@ -316,7 +316,7 @@ class Outbox:
     async def close(self, *, raises: bool = True) -> None:
         """Take no more messages, and return when every one has its outcome. Idempotent.
 
-        PublishError if errors are unread; with `raises=False` they are logged instead. It takes `give_up` seconds at most
+        PublishError if errors are unread; without `raises` they are logged instead. It takes `give_up` seconds at most
         after the server's last answer. Cancelled, it reports what has no outcome as errors.
         """
         self._closed = True

@@ -240,12 +240,12 @@ async def test_an_answer_that_knows_less_than_was_shown_is_not_believed(bucket, 
     """A leader that was deposed a moment ago doesn't know the last keys: they have not vanished."""
     await bucket.put("k", b"")
     watch, answers = bucket.watch(), [(set(), 0)]
-    existing = watch._existing
+    existing = watch._list_existing
 
     async def stale_at_first():
         return answers.pop() if answers else await existing()
 
-    watch._existing = stale_at_first
+    watch._list_existing = stale_at_first
     seen = await see(watch).complete()
     assert seen.events == [Entry("k", b"", 1), PictureComplete(1)]
     assert not answers
