@@ -53,7 +53,7 @@ class Plan:
 
     def apply_to(self, actual: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole configuration with only the planned settings changed; it keeps unknown fields."""
-        return dict(actual) | {one.setting: _merge(one.actual, one.wanted) for one in self.changes}
+        return dict(actual) | {one.setting: _overlay(one.actual, one.wanted) for one in self.changes}
 
 
 def plan(name: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], judges: Mapping[str, Judge]) -> Plan:
@@ -76,7 +76,7 @@ CONSUMER = _judges(ConsumerConfig)
 """The judges of a consumer's settings; a `filter_subject` is compared as `filter_subjects` with one element."""
 
 
-def _merge(have: Any, want: Any) -> Any:
+def _overlay(have: Any, want: Any) -> Any:
     return {**have, **want} if isinstance(have, Mapping) and isinstance(want, Mapping) else want
 
 
