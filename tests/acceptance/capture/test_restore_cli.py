@@ -53,8 +53,8 @@ def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refus
     assert (planned.status, planned.err) == (0, "")
     assert f"19 messages of {name}, about " in planned.out
     assert "gaps: 1 sequences (5)" in planned.out
-    assert "not kept: when the stream was created" in planned.out
-    assert "estimated time: 1 s if machines are idle and the store is near, else longer" in planned.out
+    assert "not restored: when the stream was created" in planned.out
+    assert "estimated time: at least 1 s, with idle machines and a near store" in planned.out
     assert name not in names_of(served)
     done = shell.capture("restore", archive, "--json")
     told = json.loads(done.out)
@@ -126,9 +126,9 @@ def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(she
     [
         (["nowhere"], 1, "there is no archive in"),
         (["{archive}", "--at", "yesterday"], 2, "'yesterday' is not a time"),
-        (["{archive}", "--at", "2026-11-21T06:00:00.1234567891Z"], 2, "at most nine digits of a second"),
+        (["{archive}", "--at", "2026-11-21T06:00:00.1234567891Z"], 2, "at most nine decimals of a second"),
         (["{archive}", "--subject", "other.>"], 1, "matches the request"),
-        (["--from", "10", "--to-sequence", "5"], 2, "--from 10 comes after --to-sequence 5"),
+        (["--from", "10", "--to-sequence", "5"], 2, "--from 10 is after --to-sequence 5"),
         (["--from", "2026-11-22T00:00:01Z", "--at", "2026-11-22T00:00:00Z"], 2, "--from is after --at"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
