@@ -287,7 +287,7 @@ async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet,
         ([], {}, "give --cert and --key to serve over TLS"),
         (["--plain-http", "--cert", "c.pem", "--key", "k.pem"], {}, "give --cert and --key to serve over TLS"),
         (["--cert", "c.pem", "--key", "k.pem"], {}, "are not a certificate and its key"),
-        (["--plain-http"], {}, "clients must show a token"),
+        (["--plain-http"], {}, "clients must present a token"),
         (["--plain-http"], {"CAPTURE_CATALOG_TOKEN": "short"}, "a token needs at least 16 characters"),
         (
             ["--plain-http", "--host", "0.0.0.0"],

@@ -90,7 +90,7 @@ async def test_what_is_missing_is_said(published):
 async def test_an_archive_that_nobody_leads_is_not_well(published):
     status = await published(led=False)
     assert status.troubles == ["the sweep has no leader: stored blocks are not adopted"]
-    assert "nobody; the last sweep was node-1's" in shown(status)
+    assert "none; node-1 led the last sweep" in shown(status)
 
 
 async def test_an_archive_of_which_nothing_is_published_is_told_in_one_sentence(natty):
