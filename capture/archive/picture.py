@@ -1,4 +1,4 @@
-"""A reader's view of an archive: blocks and table together, each message once."""
+"""An archive at one moment, as its readers see it: blocks and table together, each message once."""
 
 from __future__ import annotations
 

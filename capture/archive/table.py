@@ -51,7 +51,7 @@ class Exposure(Protocol):
     """
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Return whether the engines' view has to change although the table's files do not."""
+        """Return whether the metadata for engines has to change although the table's files do not."""
         ...
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
@@ -71,11 +71,11 @@ class Unexposed:
     """No other engine reads the table."""
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Return True once, to remove an earlier view; after that it would not change."""
+        """Return True once, to remove earlier metadata; after that it would not change."""
         return bool(table.iceberg)
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Remove the earlier view."""
+        """Remove the earlier metadata."""
         return msgspec.structs.replace(table, iceberg={})
 
     async def announce(self, store: Store, table: Table) -> None:
