@@ -15,8 +15,8 @@ from capture.archive.identity import archive_name, claim, require_archive
 from capture.archive.picture import Picture
 from capture.archive.trust import read_trusted
 from capture.cli import settings
-from capture.cli.going import list_removable, show_removable
-from capture.cli.planned import list_due_groups, show_due_groups
+from capture.cli.compaction_preview import list_due_groups, show_due_groups
+from capture.cli.sweep_preview import list_removable, show_removable
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, CompactionError
 from capture.ingest.source import stream_info

@@ -11,8 +11,8 @@ from patient import PATIENCE
 from rich.console import Console
 
 from capture.archive.heads import SWEEP
-from capture.cli.going import show_removable
 from capture.cli.status import look, pages
+from capture.cli.sweep_preview import show_removable
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
