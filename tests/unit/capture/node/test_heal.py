@@ -18,7 +18,7 @@ from capture.node.heal import Healer, Reading, Unstored, read_held_since
 from capture.status.backlog import Backlog
 from capture.status.progress import Missing, Progress, removal
 from capture.verification.explanation import _select_awaited
-from natty import NattyError
+from natty import LeadershipLostError, NattyError
 from natty.jetstream import StoredMessage
 
 WAIT = 30.0
@@ -265,6 +265,41 @@ async def test_a_message_that_a_node_may_hold_is_not_gone_yet():
     healing.healer._held_since = lambda: asyncio.sleep(0, -math.inf)
     await healing.state(of, some(1), some(1, 2), 0.0)
     assert [(await healing.state(of, some(1), some(1), at)).gone for at in (1.0, 1000.0)] == [0, 0]
+
+
+class WorkQueue(Server):
+    """Deletes messages, except the one that it refuses to delete."""
+
+    def __init__(self, refused):
+        super().__init__()
+        self.refused, self.deleted = refused, []
+
+    async def request(self, subject, body):
+        assert subject == "STREAM.MSG.DELETE.S"
+        if body["seq"] == self.refused:
+            raise NattyError("not now")
+        self.deleted.append(body["seq"])
+
+
+async def test_a_message_that_can_not_be_deleted_from_a_work_queue_stops_no_other(caplog):
+    server = WorkQueue(refused=4)
+    await Healing(server).healer.release(progress(), some(3, 4, 5))
+    assert sorted(server.deleted) == [3, 5]
+    assert [record.action for record in caplog.records] == ["release_failed", "released"]
+    assert "its consumer has forgotten them: not now" in caplog.text
+
+
+async def test_a_leader_whose_term_is_over_deletes_nothing_from_a_work_queue(caplog):
+    server = WorkQueue(refused=0)
+    healer = Healing(server).healer
+
+    def check():
+        raise LeadershipLostError("the term is over")
+
+    healer._check = check
+    with pytest.raises(LeadershipLostError):
+        await healer.release(progress(), some(3, 4))
+    assert (server.deleted, caplog.records) == ([], [])
 
 
 async def test_what_was_never_asked_for_is_not_read_again_and_again():
