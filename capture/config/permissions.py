@@ -11,9 +11,8 @@ from capture.archive.heads import COMPACTION, SWEEP
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import BUCKET as STATE
 from natty.elections.options import BUCKET as ELECTIONS
-from natty.elections.permissions import Permissions, bucket_reader, candidate, consumer
+from natty.elections.permissions import Permissions, api_subjects, bucket_reader, candidate, consumer
 from natty.groups.settings import STATIC_BUCKET as GROUPS
-from natty.jetstream import OWN_API
 
 
 class Role(StrEnum):
@@ -35,14 +34,14 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False) -> Pe
     `reader` reads the archive and verifies it. `purge` and `restore` are for the commands of that name. With `setup`
     the role also creates missing buckets.
     """
-    made = _api(f"STREAM.CREATE.KV_{STATE}", f"STREAM.CREATE.KV_{ELECTIONS}") if setup else ()
+    made = api_subjects(f"STREAM.CREATE.KV_{STATE}", f"STREAM.CREATE.KV_{ELECTIONS}") if setup else ()
     return _ROLES[role](config) + Permissions(made)
 
 
 def _node(config: CaptureConfig) -> Permissions:
     stream = config.stream
     found = consumer(stream, "*") + bucket_reader(GROUPS) if config.group else consumer(stream, config.durable)
-    own = (f"$KV.{STATE}.node.{config.name}.*", *_api("INFO", f"STREAM.INFO.KV_{STATE}"))
+    own = (f"$KV.{STATE}.node.{config.name}.*", *api_subjects("INFO", f"STREAM.INFO.KV_{STATE}"))
     return found + _HEADS + Permissions(own)
 
 
@@ -56,27 +55,29 @@ def _compaction(config: CaptureConfig) -> Permissions:
 
 def _offices(config: CaptureConfig) -> Permissions:
     offices = candidate(SWEEP.election(config.name)) + candidate(COMPACTION.election(config.name))
-    stream = _api(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", f"CONSUMER.LIST.{config.stream}")
+    stream = api_subjects(
+        f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", f"CONSUMER.LIST.{config.stream}"
+    )
     return offices + bucket_reader(STATE) + Permissions((f"$KV.{STATE}.archive.{config.name}", *stream))
 
 
 def _reader(config: CaptureConfig) -> Permissions:
     consumers = f"CONSUMER.INFO.{config.stream}.{'*' if config.group else config.durable}"
-    own = _api(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", consumers)
+    own = api_subjects(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", consumers)
     groups = bucket_reader(GROUPS) if config.group else Permissions(())
     return Permissions(own) + _HEADS + bucket_reader(STATE) + groups
 
 
 def _purge(config: CaptureConfig) -> Permissions:
     verbs = (f"STREAM.PURGE.{config.stream}", f"CONSUMER.LIST.{config.stream}", "STREAM.LIST")
-    return _reader(config) + Permissions(_api(*verbs))
+    return _reader(config) + Permissions(api_subjects(*verbs))
 
 
 def _restore(config: CaptureConfig) -> Permissions:
     stream = config.stream
     verbs = ("CREATE", "DELETE", "INFO", "PURGE", "RESTORE", "UPDATE")
-    whole = _api("INFO", "STREAM.LIST", *(f"STREAM.{verb}.{stream}" for verb in verbs))
-    consumers = _api(*(f"CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE", "INFO")))
+    whole = api_subjects("INFO", "STREAM.LIST", *(f"STREAM.{verb}.{stream}" for verb in verbs))
+    consumers = api_subjects(*(f"CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE", "INFO")))
     upload = (
         f"$JS.SNAPSHOT.RESTORE.{stream}.*",
         "_capture.restore.>",
@@ -84,11 +85,7 @@ def _restore(config: CaptureConfig) -> Permissions:
     return _HEADS + Permissions((*whole, *consumers, *upload), own_inbox_only=False)
 
 
-def _api(*requests: str) -> tuple[str, ...]:
-    return tuple(f"{OWN_API}.{one}" for one in requests)
-
-
-_HEADS = Permissions(_api(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}"))
+_HEADS = Permissions(api_subjects(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}"))
 """For reading the archive's heads: which store holds the archive, and what was committed."""
 
 _ROLES = {

@@ -55,7 +55,7 @@ class Permissions:
 
 def publisher(stream: str, subjects: Iterable[str]) -> Permissions:
     """Return the permissions of a program that stores messages on these subjects of a stream."""
-    return Permissions((*subjects, *_api(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}", "STREAM.NAMES")))
+    return Permissions((*subjects, *api_subjects(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}", "STREAM.NAMES")))
 
 
 def service(
@@ -65,25 +65,25 @@ def service(
     found = consumer(stream, durable) + consumer(advisories, durable_of(stream, durable))
     found += Permissions((f"{prefix_of(letters)}.{stream}.{durable}.>",))
     found += Permissions(
-        _api(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}")
+        api_subjects(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}")
     )  # to distinguish deleted from dead
-    found += Permissions(_api(f"CONSUMER.RESET.{stream}.{durable}"))
-    found += Permissions(_api(*(f"STREAM.INFO.{name}" for name in (letters, advisories))))
+    found += Permissions(api_subjects(f"CONSUMER.RESET.{stream}.{durable}"))
+    found += Permissions(api_subjects(*(f"STREAM.INFO.{name}" for name in (letters, advisories))))
     return found + (_creation(letters, advisories) if setup else Permissions(()))
 
 
 def consumer(stream: str, durable: str) -> Permissions:
     """Return the permissions to create a durable pull consumer and to read from it."""
     one = f"{stream}.{durable}"
-    named = _api(f"CONSUMER.CREATE.{one}", f"CONSUMER.CREATE.{one}.>", f"CONSUMER.INFO.{one}")
-    return Permissions((*named, *_api(f"CONSUMER.MSG.NEXT.{one}", f"STREAM.INFO.{stream}"), f"$JS.ACK.{one}.>"))
+    named = api_subjects(f"CONSUMER.CREATE.{one}", f"CONSUMER.CREATE.{one}.>", f"CONSUMER.INFO.{one}")
+    return Permissions((*named, *api_subjects(f"CONSUMER.MSG.NEXT.{one}", f"STREAM.INFO.{stream}"), f"$JS.ACK.{one}.>"))
 
 
 def candidate(name: str, *, bucket: str = BUCKET, setup: bool = False) -> Permissions:
     """Return what a candidate of an election needs, also as its leader. `setup`: also to create the bucket."""
     subjects = Subjects(bucket, name)
     owned = (subjects.lease, subjects.epoch, subjects.fence, subjects.commit(">"), subjects.term("*"))
-    api = _api(f"STREAM.INFO.{subjects.stream}", f"STREAM.MSG.GET.{subjects.stream}")
+    api = api_subjects(f"STREAM.INFO.{subjects.stream}", f"STREAM.MSG.GET.{subjects.stream}")
     found = Permissions((*owned, *api), (republish_subject(bucket),), own_inbox_only=False)
     return found + (_creation(subjects.stream) if setup else Permissions(()))
 
@@ -92,8 +92,8 @@ def bucket_reader(bucket: str) -> Permissions:
     """Return the permissions to read and to watch the keys of a bucket."""
     stream = f"KV_{bucket}"
     verbs = ("CREATE", "DELETE", "MSG.NEXT")
-    ephemeral = _api(*(f"CONSUMER.{verb}.{stream}.*" for verb in verbs), f"CONSUMER.CREATE.{stream}.*.>")
-    return Permissions((*_api(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}"), *ephemeral))
+    ephemeral = api_subjects(*(f"CONSUMER.{verb}.{stream}.*" for verb in verbs), f"CONSUMER.CREATE.{stream}.*.>")
+    return Permissions((*api_subjects(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}"), *ephemeral))
 
 
 def bucket_writer(bucket: str, *, setup: bool = False) -> Permissions:
@@ -112,10 +112,11 @@ def administrator() -> Permissions:
 
 
 def _creation(*streams: str) -> Permissions:
-    return Permissions(_api(*(f"STREAM.CREATE.{name}" for name in streams)))
+    return Permissions(api_subjects(*(f"STREAM.CREATE.{name}" for name in streams)))
 
 
-def _api(*requests: str) -> tuple[str, ...]:
+def api_subjects(*requests: str) -> tuple[str, ...]:
+    """Return the subjects of these requests to the JetStream API."""
     return tuple(f"{OWN_API}.{one}" for one in requests)
 
 
