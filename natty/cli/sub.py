@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from contextlib import aclosing
 from typing import Annotated, Any
 
 import typer
 
-from natty import Natty, Pull, PullOptions
+from natty import Batch, Natty
 from natty.cli import connect
 from natty.cli.printer import Printer
 from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
-from natty.config.units import NANOSECONDS
-from natty.errors import BadSubjectError
+from natty.errors import BadSubjectError, StreamNotFoundError
 from natty.names import check_name
+from natty.pulling.ordered import Began, Ordered, OrderedOptions, Vanished
 from natty.wire.message import RawMessage
 
-_IDLE = 60.0  # seconds after which the server deletes the consumer of a stream, if we could not delete it
+_AT_ONCE = 500  # messages of a stream that are requested together
 
 
 @connect.options
@@ -62,43 +61,17 @@ async def _listen(settings: dict[str, Any], subject: str, queue: str, form: Form
 async def _read(
     settings: dict[str, Any], stream: str, subject: str, form: Form, count: int | None, *, new: bool
 ) -> None:
-    name, shown, position = f"natty_sub_{secrets.token_hex(6)}", 0, 0
-    async with Natty(**settings) as natty:
-
-        async def create() -> None:
-            """Create our consumer, which continues after the last printed message: a lost consumer is created again."""
-            start: dict[str, Any] = {"deliver_policy": "new" if new else "all"}
-            if position:
-                start = {"deliver_policy": "by_start_sequence", "opt_start_seq": position + 1}
-            await natty.jetstream.request(
-                f"CONSUMER.CREATE.{stream}.{name}",
-                {
-                    "stream_name": stream,
-                    "action": "create",
-                    "config": start
-                    | {
-                        "name": name,
-                        "filter_subject": subject,
-                        "ack_policy": "none",
-                        "inactive_threshold": round(_IDLE * NANOSECONDS),
-                        "mem_storage": True,
-                        "num_replicas": 1,
-                    },
-                },
-            )
-
-        await create()
-        try:
-            print(f"reading {subject} of stream {stream}", file=sys.stderr, flush=True)
-            pull = Pull(natty.jetstream, stream, name, PullOptions(max_messages=count or 500), recreate=create)
-            async with aclosing(pull.__aiter__()) as batches:
-                async for batch in batches:
-                    for message in batch.raw:
-                        shown += 1
-                        show_message(shown, message, form, stored=True)
-                        if shown == count:
-                            return
-                    position = batch.sequences[-1] if len(batch) else position
-                    pull.finish(len(batch))
-        finally:
-            await natty.delete_consumer(stream, name)
+    most = min(count or _AT_ONCE, _AT_ONCE)
+    options = OrderedOptions(filters=(subject,), start="new" if new else "first", max_messages=most)
+    shown = 0
+    async with Natty(**settings) as natty, aclosing(Ordered(natty.jetstream, stream, options).__aiter__()) as steps:
+        async for step in steps:
+            if isinstance(step, Began):
+                print(f"reading {subject} of stream {stream}", file=sys.stderr, flush=True)
+            elif isinstance(step, Vanished):
+                raise StreamNotFoundError(f"stream {stream} was deleted while it was read", code=404)
+            for message in step.raw if isinstance(step, Batch) else ():
+                shown += 1
+                show_message(shown, message, form, stored=True)
+                if shown == count:
+                    return
