@@ -15,7 +15,6 @@ from rich.console import Console
 
 from natty import Natty, StreamConfig
 from natty.cli import connect
-from natty.cli.run import run_async
 from natty.cli.tables import Json, print_document, print_table
 from natty.publishing.publisher import PublishPath
 from natty.wire.servers import NEEDS
@@ -37,7 +36,8 @@ def bench(
     """Measure publishing and consuming on a temporary stream."""
     if storage not in ("file", "memory"):
         raise typer.BadParameter("choose file or memory", param_hint="--storage")
-    rows = run_async(_bench(nats, msgs, size, {"storage": storage, "num_replicas": replicas}))
+    settings = {"storage": storage, "num_replicas": replicas}
+    rows = connect.call(nats, lambda natty: _bench(natty, msgs, size, settings))
     if as_json:
         print_document(rows)
         return
@@ -50,28 +50,27 @@ def bench(
     )
 
 
-async def _bench(settings: dict[str, Any], count: int, size: int, stream_settings: dict[str, Any]) -> list[Row]:
+async def _bench(natty: Natty, count: int, size: int, stream_settings: dict[str, Any]) -> list[Row]:
     _handle_sigterm()
     name = f"NATTY_BENCH_{secrets.token_hex(4)}"
     subject, body, rows = f"natty.bench.{name}", b"x" * size, list[Row]()
-    async with Natty(**settings) as natty:
-        fast = NEEDS["fast ingest"].is_met_by(natty.connection.server_version)
-        try:
-            wanted: StreamConfig = {"subjects": [subject]}
-            if fast:
-                wanted["allow_batched"] = True
-            await natty.create_stream(name, **wanted, **stream_settings)
-            paths: tuple[PublishPath, ...] = ("window", "fast") if fast else ("window",)
-            for path in paths:
-                await natty.jetstream.request(f"STREAM.PURGE.{name}")
-                with _measure(rows, f"publish, {path}", count):
-                    await _publish(natty, name, subject, body, count, path)
-            for policy in ("explicit", "all"):
-                await natty.create_consumer(name, policy, ack_policy=policy, max_ack_pending=_MAX_ACK_PENDING)
-                with _measure(rows, f"consume, acks {policy}", count):
-                    await _consume(natty, name, policy, count)
-        finally:
-            await natty.delete_stream(name)
+    fast = NEEDS["fast ingest"].is_met_by(natty.connection.server_version)
+    try:
+        wanted: StreamConfig = {"subjects": [subject]}
+        if fast:
+            wanted["allow_batched"] = True
+        await natty.create_stream(name, **wanted, **stream_settings)
+        paths: tuple[PublishPath, ...] = ("window", "fast") if fast else ("window",)
+        for path in paths:
+            await natty.jetstream.request(f"STREAM.PURGE.{name}")
+            with _measure(rows, f"publish, {path}", count):
+                await _publish(natty, name, subject, body, count, path)
+        for policy in ("explicit", "all"):
+            await natty.create_consumer(name, policy, ack_policy=policy, max_ack_pending=_MAX_ACK_PENDING)
+            with _measure(rows, f"consume, acks {policy}", count):
+                await _consume(natty, name, policy, count)
+    finally:
+        await natty.delete_stream(name)
     return rows
 
 

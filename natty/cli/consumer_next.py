@@ -15,7 +15,6 @@ import typer
 from natty import Message, Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
-from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import RequestTimeoutError
 from natty.names import check_name
@@ -87,7 +86,7 @@ def next_messages(
         wait=wait or 0.0,
         form=form_of(as_json=as_json, raw=raw),
     )
-    run_async(_next(nats, wish))
+    connect.call(nats, lambda natty: _next(natty, wish))
 
 
 def _answer(
@@ -110,23 +109,22 @@ def _answer(
     return None if ack is False else Message.ack
 
 
-async def _next(settings: dict[str, Any], wish: _Wish) -> None:
+async def _next(natty: Natty, wish: _Wish) -> None:
     """Print first, then answer: a message that could not be printed is delivered again."""
     shown = 0
-    async with Natty(**settings) as natty:
-        taken = take(natty.jetstream, wish.stream, wish.consumer, wish.count, wait=wish.timeout)
-        async with naming_nearest(natty.jetstream, wish.stream, wish.consumer), aclosing(taken):
-            async for batch in taken:
-                for message in batch:
-                    shown += 1
-                    show_message(shown, message.raw, wish.form, stored=True)
-                    if wish.wait:
-                        await asyncio.sleep(random.uniform(0, wish.wait))
-                    if wish.answer:
-                        wish.answer(message)
-        if shown < wish.count:
-            raise RequestTimeoutError(
-                f"consumer {wish.consumer} of stream {wish.stream} delivered no message within {wish.timeout:g} s;"
-                f" printed {shown} of {wish.count}"
-                f"{await why_silent(natty.jetstream, wish.stream, wish.consumer)}"
-            )
+    taken = take(natty.jetstream, wish.stream, wish.consumer, wish.count, wait=wish.timeout)
+    async with naming_nearest(natty.jetstream, wish.stream, wish.consumer), aclosing(taken):
+        async for batch in taken:
+            for message in batch:
+                shown += 1
+                show_message(shown, message.raw, wish.form, stored=True)
+                if wish.wait:
+                    await asyncio.sleep(random.uniform(0, wish.wait))
+                if wish.answer:
+                    wish.answer(message)
+    if shown < wish.count:
+        raise RequestTimeoutError(
+            f"consumer {wish.consumer} of stream {wish.stream} delivered no message within {wish.timeout:g} s;"
+            f" printed {shown} of {wish.count}"
+            f"{await why_silent(natty.jetstream, wish.stream, wish.consumer)}"
+        )

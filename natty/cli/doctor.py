@@ -15,7 +15,7 @@ from rich.console import Console
 from natty import Natty
 from natty.cli import checks, connect, server_checks
 from natty.cli.checks import Finding, Status
-from natty.cli.run import EXIT_ERROR, run_async
+from natty.cli.run import EXIT_ERROR
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import printable
 from natty.config import tls
@@ -32,7 +32,7 @@ _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 @connect.options
 def doctor(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """Summarise the server, and report current and upcoming problems. Exits with 1 if a check fails."""
-    report(*run_async(_examine(nats)), as_json=as_json)
+    report(*connect.call(nats, _examine), as_json=as_json)
 
 
 def report(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> None:
@@ -55,26 +55,25 @@ def _show(facts: dict[str, Any], findings: list[Finding]) -> None:
         console.print(printable(f"{one.check}: {one.text}"), markup=False, soft_wrap=True)
 
 
-async def _examine(settings: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    async with Natty(**settings) as natty:
-        began = time.perf_counter()
-        await natty.connection.flush()
-        round_trip = time.perf_counter() - began
-        account = await natty.jetstream.request("INFO")
-        info = natty.connection.server_info
-        facts = {
-            "server": info.get("server_name", ""),
-            "version": info.get("version", ""),
-            "cluster": info.get("cluster", "none"),
-            "tls": "required by us, in use" if natty.config.tls_required else "not in use",
-            "round trip, ms": round(1000 * round_trip, 2),
-            "jetstream streams": account["streams"],
-            "jetstream storage, bytes": account["storage"],
-            "largest message, bytes": info.get("max_payload", 0),
-        }
-        findings = [checks.check_version(natty.connection.server_version), *checks.check_limits(account)]
-        findings += await _jetstream(natty)
-        return facts, findings + _certificates(natty, datetime.now(UTC))
+async def _examine(natty: Natty) -> tuple[dict[str, Any], list[Finding]]:
+    began = time.perf_counter()
+    await natty.connection.flush()
+    round_trip = time.perf_counter() - began
+    account = await natty.jetstream.request("INFO")
+    info = natty.connection.server_info
+    facts = {
+        "server": info.get("server_name", ""),
+        "version": info.get("version", ""),
+        "cluster": info.get("cluster", "none"),
+        "tls": "required by us, in use" if natty.config.tls_required else "not in use",
+        "round trip, ms": round(1000 * round_trip, 2),
+        "jetstream streams": account["streams"],
+        "jetstream storage, bytes": account["storage"],
+        "largest message, bytes": info.get("max_payload", 0),
+    }
+    findings = [checks.check_version(natty.connection.server_version), *checks.check_limits(account)]
+    findings += await _jetstream(natty)
+    return facts, findings + _certificates(natty, datetime.now(UTC))
 
 
 async def _jetstream(natty: Natty) -> list[Finding]:

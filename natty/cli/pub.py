@@ -14,7 +14,6 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import headers_of, lines_of_stdin, seconds
-from natty.cli.run import run_async
 from natty.cli.show import fields_of
 from natty.cli.tables import Json
 from natty.cli.terminal import json_text, say, write
@@ -58,9 +57,10 @@ def pub(
     total = None if from_stdin else count
     stored = jetstream or bool(msg_id)
     if stored and total == 1:
-        done = run_async(_store_one(nats, subject, body.encode(), headers))
+        done = connect.call(nats, lambda natty: _store_one(natty, subject, body.encode(), headers))
     else:
-        done = run_async((_store if stored else _send)(nats, subject, headers, bodies, total))
+        publish = _store if stored else _send
+        done = connect.call(nats, lambda natty: publish(natty, subject, headers, bodies, total))
     print(json.dumps(done) if as_json else _sentence(done))
 
 
@@ -77,7 +77,9 @@ def request(
     as_json: Json = False,
 ) -> None:
     """Send a request and print the payload of the answer; with --json also its headers and its duration."""
-    answer = run_async(_request(nats, subject, body.encode(), headers_of(header or []), timeout))
+    headers = headers_of(header or [])
+    check_subject(subject)
+    answer = connect.call(nats, lambda natty: _request(natty, subject, body.encode(), headers, timeout))
     if as_json:
         say(json_text(answer[1]))
     else:
@@ -89,61 +91,56 @@ async def _repeat(body: bytes, count: int) -> AsyncIterator[bytes]:
         yield body
 
 
-async def _store_one(settings: dict[str, Any], subject: str, body: bytes, headers: Headers) -> dict[str, Any]:
-    async with Natty(**settings) as natty:
-        await natty.jetstream.stream_of(subject)  # so that a missing stream is reported at once
-        ack = await natty.jetstream.publish(subject, body, headers=headers)
+async def _store_one(natty: Natty, subject: str, body: bytes, headers: Headers) -> dict[str, Any]:
+    await natty.jetstream.stream_of(subject)  # so that a missing stream is reported at once
+    ack = await natty.jetstream.publish(subject, body, headers=headers)
     return {"subject": subject, "messages": 1, "stream": ack.stream, "sequence": ack.seq, "duplicate": ack.duplicate}
 
 
 async def _store(
-    settings: dict[str, Any], subject: str, headers: Headers, bodies: AsyncIterator[bytes], total: int | None
+    natty: Natty, subject: str, headers: Headers, bodies: AsyncIterator[bytes], total: int | None
 ) -> dict[str, Any]:
     sent, single = 0, {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
-    async with Natty(**settings) as natty:
-        stream = await natty.jetstream.stream_of(subject)
-        with _progress() as progress:
-            task = progress.add_task("published", total=total)
-            async with natty.publisher(stream) as publisher:
-                async for body in bodies:
-                    await publisher.publish(subject, body, headers=single)
-                    if (sent := sent + 1) % _WRITE_AHEAD == 0:
-                        progress.update(task, completed=sent)
+    stream = await natty.jetstream.stream_of(subject)
+    with _progress() as progress:
+        task = progress.add_task("published", total=total)
+        async with natty.publisher(stream) as publisher:
+            async for body in bodies:
+                await publisher.publish(subject, body, headers=single)
+                if (sent := sent + 1) % _WRITE_AHEAD == 0:
+                    progress.update(task, completed=sent)
     return {"subject": subject, "messages": publisher.stored, "stream": stream}
 
 
 async def _send(
-    settings: dict[str, Any], subject: str, headers: Headers, bodies: AsyncIterator[bytes], total: int | None
+    natty: Natty, subject: str, headers: Headers, bodies: AsyncIterator[bytes], total: int | None
 ) -> dict[str, Any]:
     block, sent = encode_headers(headers) if headers else b"", 0
-    async with Natty(**settings) as natty:
-        connection = natty.connection
-        _, refused = connection.expect_answer(subject.encode())  # only a refusal by the server completes it
-        try:
-            with _progress() as progress:
-                task = progress.add_task("published", total=total)
-                async for body in bodies:
-                    connection.send(subject, body, headers=block)
-                    if (sent := sent + 1) % _WRITE_AHEAD == 0:
-                        progress.update(task, completed=sent)
-                        await connection.drain()
-            await connection.flush()
-            if refused.done():
-                refused.result()
-        finally:
-            refused.cancel()
+    connection = natty.connection
+    _, refused = connection.expect_answer(subject.encode())  # only a refusal by the server completes it
+    try:
+        with _progress() as progress:
+            task = progress.add_task("published", total=total)
+            async for body in bodies:
+                connection.send(subject, body, headers=block)
+                if (sent := sent + 1) % _WRITE_AHEAD == 0:
+                    progress.update(task, completed=sent)
+                    await connection.drain()
+        await connection.flush()
+        if refused.done():
+            refused.result()
+    finally:
+        refused.cancel()
     return {"subject": subject, "messages": sent}
 
 
 async def _request(
-    settings: dict[str, Any], subject: str, body: bytes, headers: Headers, timeout: float
+    natty: Natty, subject: str, body: bytes, headers: Headers, timeout: float
 ) -> tuple[bytes, dict[str, Any]]:
     block = encode_headers(headers) if headers else b""
-    check_subject(subject)
-    async with Natty(**settings) as natty:
-        began = time.perf_counter()
-        raw = await natty.connection.request(subject, body, headers=block, timeout=timeout)
-        took = time.perf_counter() - began
+    began = time.perf_counter()
+    raw = await natty.connection.request(subject, body, headers=block, timeout=timeout)
+    took = time.perf_counter() - began
     return raw[3], fields_of(raw) | {"subject": subject, "seconds": round(took, 6)}
 
 

@@ -11,7 +11,6 @@ import typer
 from natty import Batch, Natty
 from natty.cli import connect
 from natty.cli.printer import Printer
-from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import BadSubjectError, StreamNotFoundError
 from natty.names import check_name
@@ -40,13 +39,14 @@ def sub(
         raise BadSubjectError(f"subject {subject!r} is empty, or contains a blank or an empty token")
     form = form_of(as_json=as_json, raw=raw)
     if stream:
-        run_async(_read(nats, check_name("stream", stream), subject, form, count, new=new))
+        check_name("stream", stream)
+        connect.call(nats, lambda natty: _read(natty, stream, subject, form, count, new=new))
     else:
-        run_async(_listen(nats, subject, queue, form, count))
+        connect.call(nats, lambda natty: _listen(natty, subject, queue, form, count))
 
 
-async def _listen(settings: dict[str, Any], subject: str, queue: str, form: Form, count: int | None) -> None:
-    async with Natty(**settings) as natty, Printer(form, count) as printer:
+async def _listen(natty: Natty, subject: str, queue: str, form: Form, count: int | None) -> None:
+    async with Printer(form, count) as printer:
 
         def take(messages: list[RawMessage]) -> None:
             if not printer.take(messages):
@@ -58,13 +58,11 @@ async def _listen(settings: dict[str, Any], subject: str, queue: str, form: Form
         await printer.wait()
 
 
-async def _read(
-    settings: dict[str, Any], stream: str, subject: str, form: Form, count: int | None, *, new: bool
-) -> None:
+async def _read(natty: Natty, stream: str, subject: str, form: Form, count: int | None, *, new: bool) -> None:
     most = min(count or _AT_ONCE, _AT_ONCE)
     options = OrderedOptions(filters=(subject,), start="new" if new else "first", max_messages=most)
     shown = 0
-    async with Natty(**settings) as natty, aclosing(Ordered(natty.jetstream, stream, options).__aiter__()) as steps:
+    async with aclosing(Ordered(natty.jetstream, stream, options).__aiter__()) as steps:
         async for step in steps:
             if isinstance(step, Began):
                 print(f"reading {subject} of stream {stream}", file=sys.stderr, flush=True)

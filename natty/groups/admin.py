@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -30,6 +29,7 @@ from natty.jetstream import JetStream
 from natty.kv import Bucket
 from natty.names import BadNameError
 from natty.streams import StreamConfig, create_replicated
+from natty.wire.background import map_concurrently
 
 Kind = Literal["static", "elastic"]
 R = TypeVar("R", bound=Record)
@@ -104,7 +104,7 @@ class GroupAdmin(ABC, Generic[R]):
     async def members(self) -> list[MemberState]:
         """Return the state of every listed member, in the record's order."""
         record = await self.read()
-        return list(await asyncio.gather(*(self._state(record, name) for name in record.member_names)))
+        return await map_concurrently(record.member_names, lambda name: self._state(record, name))
 
     async def active_members(self) -> list[str]:
         """Return the listed members that have an instance reading."""

@@ -17,6 +17,7 @@ from natty.groups.partitions import partition_filters
 from natty.groups.records import Record
 from natty.jetstream import JetStream
 from natty.streams.info import subject_counts
+from natty.wire.background import map_concurrently
 from natty.wire.counters import LAG
 
 logger = logging.getLogger("natty.groups")
@@ -35,7 +36,7 @@ async def lag(jetstream: JetStream, admin: GroupAdmin[Any], partitions: Sequence
     record = await admin.read()
     wanted = range(record.partitions) if partitions is None else partitions
     count = _count_buffered if isinstance(admin, ElasticAdmin) else _count_behind
-    counts = await asyncio.gather(*(count(jetstream, admin, record, one) for one in wanted))
+    counts = await map_concurrently(wanted, lambda one: count(jetstream, admin, record, one))
     return dict(zip(wanted, counts, strict=True))
 
 

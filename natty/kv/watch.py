@@ -14,11 +14,11 @@ from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entr
 from natty.kv.key_names import is_key, read_key
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.streams.info import subject_counts
+from natty.wire.background import map_concurrently
 from natty.wire.message import Batch
 
 Event = Entry | Gone | PictureComplete
 
-READS_AT_ONCE = 100
 RETRY_DELAY = 0.25  # seconds before the list of keys is requested from the leader again
 
 
@@ -205,11 +205,8 @@ class Watch:
 
     async def _read_keys(self, keys: set[str]) -> list[Entry]:
         """Return the entries of these keys, as far as they exist, from the stream's leader."""
-        entries: list[Entry] = []
-        names = sorted(keys)
-        for start in range(0, len(names), READS_AT_ONCE):
-            some = names[start : start + READS_AT_ONCE]
-            reads = (self._jetstream.read(self._stream, subject=self._root + key) for key in some)
-            found = zip(some, await asyncio.gather(*reads), strict=True)
-            entries += [entry for key, message in found if (entry := stored_entry(key, message)) is not None]
-        return entries
+
+        async def read(key: str) -> Entry | None:
+            return stored_entry(key, await self._jetstream.read(self._stream, subject=self._root + key))
+
+        return [entry for entry in await map_concurrently(sorted(keys), read) if entry is not None]

@@ -16,6 +16,7 @@ from typing import Any
 from natty.errors import AuthorizationError, NattyError, StreamNotFoundError
 from natty.jetstream import JetStream
 from natty.streams.info import ConsumerInfo, ServerConsumerConfig, consumer_info, stream_info
+from natty.wire.background import map_concurrently
 from natty.wire.servers import NEEDS, text_of
 
 logger = logging.getLogger("natty.consume")
@@ -55,18 +56,16 @@ async def first_below_floor(
 
     Leaves out those of `but`.
     """
-    turn = asyncio.Semaphore(AT_ONCE)
 
     async def first_of(subject: str) -> list[int]:
         found: list[int] = []
-        async with turn:
-            async for sequence in _below_floor(jetstream, stream, subject, info["ack_floor"]["stream_seq"]):
-                found += [] if sequence in but else [sequence]
-                if len(found) == MOST:
-                    break
+        async for sequence in _below_floor(jetstream, stream, subject, info["ack_floor"]["stream_seq"]):
+            found += [] if sequence in but else [sequence]
+            if len(found) == MOST:
+                break
         return found
 
-    return sorted(chain(*await asyncio.gather(*map(first_of, _filters(info["config"])))))[:MOST]
+    return sorted(chain(*await map_concurrently(_filters(info["config"]), first_of, at_once=AT_ONCE)))[:MOST]
 
 
 def _filters(config: ServerConsumerConfig) -> list[str]:
