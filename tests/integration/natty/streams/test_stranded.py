@@ -94,7 +94,7 @@ async def test_dead_messages_are_named_with_the_commands_that_let_the_others_com
     await letters.ensure()
     for sequence in (4, 7):
         await letters.store(Original(name, sequence, f"{name}.x", deliveries=3), "d", "why")
-    mender = QueueMender(natty.jetstream, name, "d", letters.buried)
+    mender = QueueMender(natty.jetstream, name, "d", letters.find_letter)
     with caplog.at_level(logging.ERROR, "natty.consume"):
         for _ in range(4):
             assert not await mender.look()
@@ -125,7 +125,7 @@ async def test_without_dead_letters_the_command_that_brings_all_back_is_named(
 ):
     name = await forgotten(natty, natty_name("queue"), max_deliver=3)
     gone = DeadLetters(natty.jetstream, DeadLetterOptions(letters=natty_name("DEAD")))  # nobody has made the stream
-    for mender in (QueueMender(natty.jetstream, name, "d", one) for one in (None, gone.buried)):
+    for mender in (QueueMender(natty.jetstream, name, "d", one) for one in (None, gone.find_letter)):
         for _ in range(2):
             assert not await mender.look()
     told, again = caplog.messages
