@@ -81,6 +81,9 @@ ANY_KEYWORDS = {
     "natty/cli/late.py: __init__": "overrides a method of typer",
 }
 LIBRARY_MAIN = {"__init__", "__main__"}
+# Decorators, a layout, commands, kinds of settings; events of the election.
+PARTICIPLES = {*["keyed", "typed", "dated", "balanced", "mapped", "fixed", "raised"]}
+PARTICIPLES |= {*["asked", "connected", "joined", "marked", "refused", "stored"]}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "service", "misc", "base", "core"}
 SHARED_STEMS = 5  # pairs of files of one package that have the same name; a name of three files counts as two pairs
 COMMON_STEMS = {"__init__", "__main__", "contract", "choose"}
@@ -337,6 +340,14 @@ def test_public_functions_and_classes_say_what_they_do():
             if isinstance(node, kinds) and not node.name.startswith("_") and not ast.get_docstring(node):
                 silent.append(f"{name_of(path)}: {node.name}")
     assert silent == []
+
+
+def test_a_function_is_a_verb_and_no_participle():
+    """Looks at names of one word in -ed; a property may have one."""
+    nodes = [node for path in FILES for node in ast.walk(tree_of(path))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {one.name for one in functions if "property" not in "".join(map(ast.unparse, one.decorator_list))}
+    assert {name for name in names if re.fullmatch(r"_*[a-z]*[^e_]ed", name)} == PARTICIPLES
 
 
 def public_functions(node: ast.AST):
