@@ -130,7 +130,7 @@ def test_messages_are_settled_as_they_were_answered(natty_commands, stream, sett
     said = complaint(natty_commands("consumer", "next", stream, "c", "--timeout", "50ms"))
     assert said == (
         f"natty: consumer c of stream {stream} delivered no message within 0.05 s; printed 0 of 1;"
-        " 3 delivered messages wait for their acknowledgement"
+        " 3 delivered messages are not acknowledged"
     )
 
 
