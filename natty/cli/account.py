@@ -41,7 +41,7 @@ def info(*, nats: dict[str, Any], as_json: Json = False) -> None:
             name,
             _show_value(name, used),
             "no limit" if limit < 0 else _show_value(name, limit),
-            _share(used, limit),
+            f"{100 * used // limit}%" if limit > 0 else "",
         )
         for tier, names in usage(account.jetstream).items()
         for name, (used, limit) in names.items()
@@ -99,7 +99,3 @@ def _sizes(of: dict[str, int]) -> list[str]:
 
 def _show_value(name: str, value: int) -> str:
     return show_size(value) if name in _SIZES else f"{value:,}"
-
-
-def _share(used: int, limit: int) -> str:
-    return f"{100 * used // limit}%" if limit > 0 else ""

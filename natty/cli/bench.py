@@ -51,7 +51,8 @@ def bench(
 
 
 async def _bench(natty: Natty, count: int, size: int, stream_settings: dict[str, Any]) -> list[Row]:
-    _handle_sigterm()
+    # SIGTERM ends the command as Ctrl-C does, so that the stream is deleted
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
     name = f"NATTY_BENCH_{secrets.token_hex(4)}"
     subject, body, rows = f"natty.bench.{name}", b"x" * size, list[Row]()
     fast = NEEDS["fast ingest"].is_met_by(natty.connection.server_version)
@@ -72,11 +73,6 @@ async def _bench(natty: Natty, count: int, size: int, stream_settings: dict[str,
     finally:
         await natty.delete_stream(name)
     return rows
-
-
-def _handle_sigterm() -> None:
-    """Make SIGTERM end the command as Ctrl-C does, so that the stream is deleted."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
 
 
 @contextmanager

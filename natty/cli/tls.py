@@ -42,7 +42,8 @@ def init(
     typer.echo("Start a server with them:")
     typer.echo(f"  {_server_command(folder, files)}")
     typer.echo("and check that it answers:")
-    typer.echo(f"  natty doctor --server tls://localhost:4222 {_client_flags(files)}")
+    ours = {"--tls-ca": files.ca, "--tls-cert": files.client_cert, "--tls-key": files.client_key}
+    typer.echo(f"  natty doctor --server tls://localhost:4222 {_join(ours)}")
 
 
 def _server_command(folder: Path, files: TLSFiles) -> str:
@@ -60,10 +61,6 @@ def _contents(files: TLSFiles) -> dict[Path, str]:
         files.client_cert: "a client's certificate",
         files.client_key: "the client's key (keep it secret)",
     }
-
-
-def _client_flags(files: TLSFiles) -> str:
-    return _join({"--tls-ca": files.ca, "--tls-cert": files.client_cert, "--tls-key": files.client_key})
 
 
 def _join(flags: dict[str, Path]) -> str:

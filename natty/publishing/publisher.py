@@ -382,7 +382,7 @@ class Publisher:
         if inbox != self._inbox:
             return
         for subject, _, block, payload in messages:
-            place = _find_place(inbox, subject)
+            place = int(subject[len(inbox) + 1 :].split(b".")[2])  # in the batch, of the message that it answers
             if not payload and status_of(block)[0] == 503:
                 self._refuse(place, "no stream takes this subject at the moment")
                 continue
@@ -500,11 +500,6 @@ class Publisher:
             self._fail(number, f"not permitted: {text}")
         if refused and self._fast:
             self._refuse(refused[0] - self._base, text)
-
-
-def _find_place(inbox: bytes, subject: bytes) -> int:
-    """Return the place in its batch of the message that this answer is about."""
-    return int(subject[len(inbox) + 1 :].split(b".")[2])
 
 
 def expect_stream(stream: str, block: bytes) -> bytes:

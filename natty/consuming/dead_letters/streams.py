@@ -9,6 +9,7 @@ from natty.errors import JetStreamError, StreamExistsError
 from natty.jetstream import JetStream
 from natty.names import covers
 from natty.streams import StreamConfig, create_replicated, stream_info
+from natty.streams.listing import stream_names
 
 LETTERS = "DEAD_LETTERS"
 ADVISORIES = "NATTY_ADVISORIES"
@@ -68,16 +69,11 @@ async def _ensure(jetstream: JetStream, name: str, settings: StreamConfig) -> st
     except JetStreamError as error:
         if error.err_code != SUBJECTS_OVERLAP:
             raise
-        other = await _holders(jetstream, subjects)
+        holders = sorted({other for one in subjects for other in await stream_names(jetstream, subject=one)})
         raise StreamExistsError(
-            f"stream {name} can't be made: {other} takes {' and '.join(subjects)} already, and a subject can be in one"
-            " stream only. Remove them there, or name that stream in DeadLetterOptions"
+            f"stream {name} can't be made: {' or '.join(holders)} takes {' and '.join(subjects)} already, and a subject"
+            " can be in one stream only. Remove them there, or name that stream in DeadLetterOptions"
         ) from error
     if missing := [subject for subject in subjects if not covers(config["subjects"], subject)]:
         raise StreamExistsError(f"stream {name} exists without the subjects {' and '.join(missing)}: add them to it")
     return str(config["retention"])
-
-
-async def _holders(jetstream: JetStream, subjects: list[str]) -> str:
-    answers = [await jetstream.request("STREAM.NAMES", {"subject": subject}) for subject in subjects]
-    return " or ".join(sorted({name for answer in answers for name in answer.get("streams") or []}))
