@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from capture.spark.client import FIRST_START, NOT_INSTALLED
@@ -37,12 +38,8 @@ def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
         elif name in OPTIONAL:
             findings.append(Finding(name, Status.OK, f"not installed; needed for {use}"))
         else:
-            why = (
-                NOT_INSTALLED
-                if name == "pyspark"
-                else f'not installed; needed for {use}; run: pip install "natty-nats[spark]"'
-            )
-            findings.append(Finding(name, Status.FAIL, why))
+            how = f'not installed; needed for {use}; run: pip install "natty-nats[spark]"'
+            findings.append(Finding(name, Status.FAIL, NOT_INSTALLED if name == "pyspark" else how))
     return findings
 
 
@@ -70,38 +67,33 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
 
 def check_class_data(wanted: bool, archive: tuple[Path, int | None] | str) -> Finding:
     """Report whether Spark starts from an archive of its classes: its path and size, or why it has no place."""
+    finding = partial(Finding, "class archive")
     if not wanted:
-        return Finding(
-            "class archive", Status.OK, "not used: class_data is false, so sessions take twice as long to start"
-        )
+        return finding(Status.OK, "not used: class_data is false, so sessions take twice as long to start")
     if isinstance(archive, str):
-        return Finding("class archive", Status.WARN, f"it can't be stored, so sessions start slowly: {archive}")
+        return finding(Status.WARN, f"it can't be stored, so sessions start slowly: {archive}")
     path, size = archive
     if size is None:
-        return Finding("class archive", Status.OK, f"{FIRST_START}; it will be {path}")
+        return finding(Status.OK, f"{FIRST_START}; it will be {path}")
     if size == 0:
-        return Finding(
-            "class archive", Status.WARN, f"this Java can't make one, so sessions start slowly; recorded in {path}"
-        )
-    return Finding("class archive", Status.OK, f"made, {size >> 20} MiB: {path}")
+        return finding(Status.WARN, f"this Java can't make one, so sessions start slowly; recorded in {path}")
+    return finding(Status.OK, f"made, {size >> 20} MiB: {path}")
 
 
 def check_memory(driver_memory: str, free: int | None) -> Finding:
     """Report whether `free` bytes are enough for Spark's heap and Python."""
-    wanted = bytes_of(driver_memory)
+    finding, wanted = partial(Finding, "memory"), bytes_of(driver_memory)
     if wanted is None:
-        said = f"driver_memory {driver_memory!r} is not a size; write 1g or 512m"
-        return Finding("memory", Status.FAIL, said)
+        return finding(Status.FAIL, f"driver_memory {driver_memory!r} is not a size; write 1g or 512m")
     if wanted < LEAST_BYTES:
-        said = f"driver_memory is {driver_memory}, and Spark refuses less than {LEAST_BYTES >> 20}m"
-        return Finding("memory", Status.FAIL, said)
-    if free is None:
-        return Finding(
-            "memory", Status.OK, f"driver_memory is {driver_memory}; this system does not report its free memory"
+        return finding(
+            Status.FAIL, f"driver_memory is {driver_memory}, and Spark refuses less than {LEAST_BYTES >> 20}m"
         )
+    if free is None:
+        return finding(Status.OK, f"driver_memory is {driver_memory}; this system does not report its free memory")
     text = f"driver_memory is {driver_memory}, Python takes {PYTHON_BYTES >> 20} MiB, {free >> 20} MiB are free"
     enough = wanted + PYTHON_BYTES <= free
-    return Finding("memory", Status.OK if enough else Status.WARN, text + ("" if enough else ": lower driver_memory"))
+    return finding(Status.OK if enough else Status.WARN, text + ("" if enough else ": lower driver_memory"))
 
 
 def bytes_of(text: str) -> int | None:

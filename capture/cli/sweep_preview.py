@@ -9,9 +9,8 @@ from capture.archive.chain import document_parts
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import require_archive
 from capture.archive.manifest import Manifest
-from capture.archive.retention import Expired
 from capture.config.settings import CaptureConfig
-from capture.maintenance.sweep import Preview, preview
+from capture.maintenance.sweep import preview
 from capture.node.leader_tasks import retention
 from capture.stores import open_store
 from natty import Natty
@@ -32,15 +31,11 @@ async def list_removable(config: CaptureConfig) -> list[dict[str, Any]]:
             grace=config.sweep.grace,
             retention=retention(config),
         )
-    return [*map(_describe_expired, [*seen.plan.expired, *seen.files]), *_describe_deleted(seen)]
-
-
-def _describe_expired(one: Expired) -> dict[str, Any]:
-    return {"path": one.object.path, "why": one.reason, "messages": one.object.count, "bytes": one.object.bytes}
-
-
-def _describe_deleted(seen: Preview) -> list[dict[str, Any]]:
-    return [{"path": path, "why": _why(path, path in seen.let_go)} for path in seen.plan.remove_objects]
+    expired = [
+        {"path": one.object.path, "why": one.reason, "messages": one.object.count, "bytes": one.object.bytes}
+        for one in (*seen.plan.expired, *seen.files)
+    ]
+    return expired + [{"path": path, "why": _why(path, path in seen.let_go)} for path in seen.plan.remove_objects]
 
 
 def _why(path: str, was_let_go: bool) -> str:

@@ -45,14 +45,6 @@ def _node(config: CaptureConfig) -> Permissions:
     return found + _HEADS + Permissions(own)
 
 
-def _leader(config: CaptureConfig) -> Permissions:
-    return _node(config) + _offices(config)
-
-
-def _compaction(config: CaptureConfig) -> Permissions:
-    return _reader(config) + _offices(config)
-
-
 def _offices(config: CaptureConfig) -> Permissions:
     offices = candidate(SWEEP.election(config.name)) + candidate(COMPACTION.election(config.name))
     stream = api_subjects(
@@ -78,10 +70,7 @@ def _restore(config: CaptureConfig) -> Permissions:
     verbs = ("CREATE", "DELETE", "INFO", "PURGE", "RESTORE", "UPDATE")
     whole = api_subjects("INFO", "STREAM.LIST", *(f"STREAM.{verb}.{stream}" for verb in verbs))
     consumers = api_subjects(*(f"CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE", "INFO")))
-    upload = (
-        f"$JS.SNAPSHOT.RESTORE.{stream}.*",
-        "_capture.restore.>",
-    )  # servers before 2.15 use the latter
+    upload = (f"$JS.SNAPSHOT.RESTORE.{stream}.*", "_capture.restore.>")  # servers before 2.15 use the latter
     return _HEADS + Permissions((*whole, *consumers, *upload), own_inbox_only=False)
 
 
@@ -90,8 +79,8 @@ _HEADS = Permissions(api_subjects(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GE
 
 _ROLES = {
     Role.NODE: _node,
-    Role.LEADER: _leader,
-    Role.COMPACTION: _compaction,
+    Role.LEADER: lambda config: _node(config) + _offices(config),
+    Role.COMPACTION: lambda config: _reader(config) + _offices(config),
     Role.READER: _reader,
     Role.PURGE: _purge,
     Role.RESTORE: _restore,

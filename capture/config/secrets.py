@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, ClassVar
 
 from capture.config.provenance import Given, Place, Setting
 from capture.errors import ConfigError
@@ -19,14 +16,19 @@ HIDDEN = "***"
 _PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a token
 
 
-def list_fields(struct: msgspec.Struct, instead: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the names and values of a struct's fields for `repr`; `instead` replaces some values."""
-    return [(name, instead.get(name, getattr(struct, name))) for name in struct.__struct_fields__]
+class Redacted:
+    """A struct whose `repr` hides the values of the table HIDES, which may be secret."""
 
+    __slots__ = ()
+    __struct_fields__: ClassVar[tuple[str, ...]]
+    HIDES: ClassVar[str]
 
-def describe_fields(struct: msgspec.Struct, instead: Mapping[str, Any]) -> str:
-    """Return the names and values of `list_fields` as one text."""
-    return ", ".join(f"{name}={value!r}" for name, value in list_fields(struct, instead))
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        return list((shown | {self.HIDES: dict.fromkeys(shown[self.HIDES], HIDDEN)}).items())
 
 
 def check_exposure(path: Path | None, given: Given) -> None:

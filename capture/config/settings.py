@@ -17,7 +17,7 @@ from capture.archive.retention import Rule
 from capture.archive.signing import PublicKeys, Signer, load_signer
 from capture.archive.stored_formats import PARQUET
 from capture.archive.trust import Trust
-from capture.config.secrets import HIDDEN, describe_fields, list_fields
+from capture.config.secrets import Redacted
 from capture.errors import ConfigError
 from capture.ingest.block import (
     INTERVAL,
@@ -122,8 +122,10 @@ class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Schedule(**given)
 
 
-class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Spark(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How Spark is started: `[spark]` in the file. `properties` are Spark's own settings."""
+
+    HIDES = "properties"
 
     master: str = _SPARK.master
     driver_memory: str = _SPARK.driver_memory
@@ -132,12 +134,6 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     properties_file: str = _SPARK.properties_file  # with Spark's own settings, as for spark-submit; may hold secrets
     environment: list[str] = []  # variables that Spark's processes get in addition to those that they need
     class_data: bool = _SPARK.class_data  # keep an archive of Spark's classes, so that sessions start faster
-
-    def __repr__(self) -> str:
-        return f"Spark({describe_fields(self, {'properties': dict.fromkeys(self.properties, HIDDEN)})})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return list_fields(self, {"properties": dict.fromkeys(self.properties, HIDDEN)})
 
     def options(self, *, queries: bool = False) -> SparkOptions:
         """Return the options for a driver that merges, or answers queries."""
@@ -153,8 +149,10 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     summary_every: Duration = 60.0  # seconds between two lines of figures, level info, while there is work; 0: none
 
 
-class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings in `capture.toml`. Only `stream` and `store` have no default."""
+
+    HIDES = "nats"
 
     stream: str = ""
     store: str = ""  # a folder or URL; `[store]` in the file, with `url` and other settings of capture.stores.Address
@@ -199,12 +197,6 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retention: list[Rule] = []  # what may be deleted, by age or by size; the first rule that matches decides
     spark: Spark = Spark()
     logging: Logging = Logging()
-
-    def __repr__(self) -> str:
-        return f"CaptureConfig({describe_fields(self, {'nats': dict.fromkeys(self.nats, HIDDEN)})})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return list_fields(self, {"nats": dict.fromkeys(self.nats, HIDDEN)})
 
     @property
     def name(self) -> str:

@@ -315,9 +315,6 @@ def _report(
 ) -> CompactReport:
     assert head is not None
     outputs = [output for one in merged for output in one.outputs]
-    conflicts: Counter[str] = Counter()
-    for one in merged:
-        conflicts.update(one.conflicts)
     return CompactReport(
         head=head,
         expired=expired,
@@ -330,5 +327,5 @@ def _report(
         bytes_out=sum(one.bytes for one in outputs),
         seconds=seconds,
         failed=failed,
-        conflicts=dict(conflicts),
+        conflicts=dict(sum((Counter(one.conflicts) for one in merged), Counter[str]())),
     )

@@ -28,7 +28,7 @@ from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
 from capture.reading.live import check_same, read_live
 from capture.reading.merge import GoneError, Look, merge_shares, slice_after
-from capture.reading.shares import Selection, Share, sequences_of, shares
+from capture.reading.shares import Selection, Share, narrow, sequences_of, shares
 from capture.stores import Store
 from natty import Natty
 
@@ -244,7 +244,7 @@ class Crossing:
             first = (await self._info())["state"]["first_seq"]
             doubtful = await self._find_doubtful()
             objects = await self._look()
-            plan = [share.only(holes) for share in shares(objects, _span(holes))]
+            plan = narrow(shares(objects, _span(holes)), holes)
             missing = holes - Sequences.union_of(share.given for share in plan)
             gone = missing.within(holes.first, first - 1)
             if not gone or gone.isdisjoint(doubtful):
@@ -260,7 +260,7 @@ class Crossing:
             )
         if missing:
             self._on_gap(missing)
-        return sorted((share for share in plan if share.given), key=lambda share: share.given.first)
+        return plan
 
     async def _find_doubtful(self) -> Sequences:
         """Return the sequences that were delivered to running nodes lately, and that they may be about to store."""
