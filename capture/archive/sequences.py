@@ -79,19 +79,14 @@ class Sequences:
             seen |= one._bits
         return cls(twice)
 
-    def union(self, other: Sequences) -> Sequences:
-        """Return the sequences in this set or the other."""
+    def __or__(self, other: Sequences) -> Sequences:
         return Sequences(self._bits | other._bits)
 
-    def intersection(self, other: Sequences) -> Sequences:
-        """Return the sequences in both sets."""
+    def __and__(self, other: Sequences) -> Sequences:
         return Sequences(self._bits & other._bits)
 
-    def difference(self, other: Sequences) -> Sequences:
-        """Return the sequences in this set and not in the other."""
+    def __sub__(self, other: Sequences) -> Sequences:
         return Sequences(self._bits - other._bits)
-
-    __or__, __and__, __sub__ = union, intersection, difference
 
     def within(self, first: int, last: int) -> Sequences:
         """Return the sequences of this set from `first` to `last`, both included; the range may have any width."""
@@ -104,11 +99,8 @@ class Sequences:
         """Return whether the sets have no sequence in common."""
         return bool(self._bits.isdisjoint(other._bits))
 
-    def contains(self, sequence: int) -> bool:
-        """Return whether the set holds this sequence."""
+    def __contains__(self, sequence: int) -> bool:
         return sequence in self._bits
-
-    __contains__ = contains
 
     def __len__(self) -> int:
         return len(self._bits)

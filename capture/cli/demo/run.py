@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -73,35 +72,24 @@ tls_key = {key}
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """The options of `capture demo`."""
-
-    rows: int | None = None
-    keep: bool = False
-    folder: Path | None = None
-    port: int | None = None
-    as_json: bool = False
-
-
-async def run_demo(options: DemoOptions) -> bool:
+async def run_demo(rows: int | None, port: int | None, given: Path | None, *, keep: bool, as_json: bool) -> bool:
     """Run the demo and show it. True if nothing is missing and Spark's answers equal the CSV's. No process is left."""
     flights.data_file()
-    console = Console(stderr=options.as_json)
-    folder = options.folder.resolve() if options.folder else Path(tempfile.mkdtemp(prefix="capture-demo-"))
-    if options.folder and folder.exists() and any(folder.iterdir()):
+    console = Console(stderr=as_json)
+    folder = given or Path(tempfile.mkdtemp(prefix="capture-demo-"))
+    if given and folder.exists() and any(folder.iterdir()):
         raise CaptureError(f"{folder} is not empty: give another --folder, or remove it first")
     folder.mkdir(parents=True, exist_ok=True)
-    keep = options.keep or options.folder is not None
+    keep = keep or given is not None
     began = time.monotonic()
     with Screen(console) as screen:
         try:
-            result = await Demo(options, folder, screen).run()
+            result = await Demo(folder, screen, rows, port).run()
         finally:
             remove(folder / "tmp" if keep else folder)
     result.seconds = time.monotonic() - began
     result.folder = str(folder) if keep else ""
-    if options.as_json:
+    if as_json:
         print(json.dumps(vars(result) | {"answers_equal": result.answers_equal, "ok": result.ok}, indent=2))
     else:
         screen.summary(result, folder)
@@ -111,19 +99,19 @@ async def run_demo(options: DemoOptions) -> bool:
 class Demo:
     """One run. Every step uses what a user would use."""
 
-    def __init__(self, options: DemoOptions, folder: Path, screen: Screen) -> None:
-        self.options = options
+    def __init__(self, folder: Path, screen: Screen, rows: int | None, port: int | None) -> None:
+        self.rows, self.port = rows, port
         self.folder = folder
         self.screen = screen
         self.result = Result()
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self.total = min(options.rows or flights.TOTAL, flights.TOTAL)
+        self.total = min(rows or flights.TOTAL, flights.TOTAL)
 
     async def run(self) -> Result:
         """Run the steps: cluster, nodes, publish, kill, wait, verify, query."""
         self.screen.say("Making certificates and starting a three-node JetStream cluster over TLS")
         files = DevCA.create().write(self.folder / "tls")
-        options = ServerOptions(port=self.options.port, name="demo")
+        options = ServerOptions(port=self.port, name="demo")
         cluster = NatsCluster(3, options, folder=self.folder / "nats", tls_files=files)
         try:
             with cluster:
@@ -194,7 +182,7 @@ class Demo:
     async def _publish(self, natty: Natty) -> None:
         began = time.monotonic()
         async with natty.publisher(flights.STREAM) as publisher:
-            for number, flight in enumerate(flights.flights(self.options.rows), start=1):
+            for number, flight in enumerate(flights.flights(self.rows), start=1):
                 await publisher.publish(flight.subject, flight.payload, msg_id=flight.message_id)
                 if number % 1000 == 0:
                     self.screen.advance("published", publisher.stored, self.total)
@@ -285,7 +273,7 @@ class Demo:
     async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
         """Query Spark, and compare the answers with the CSV read directly."""
         view = View(objects=picture.files, payload_schema=flights.COLUMNS)
-        expected = await asyncio.to_thread(flights.compute_expected, self.options.rows)
+        expected = await asyncio.to_thread(flights.compute_expected, self.rows)
         async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
             for question, wanted in zip(flights.QUESTIONS, expected, strict=True):
                 answer = await spark.query(config.store, {"flights": view}, question.sql)
@@ -361,5 +349,5 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run the end-to-end demo on real flights: a TLS cluster, two nodes, a killed leader, Spark, verification."""
-    ok = run_async(run_demo(DemoOptions(rows=rows, keep=keep, folder=folder, port=port, as_json=as_json)))
+    ok = run_async(run_demo(rows, port, folder and folder.resolve(), keep=keep, as_json=as_json))
     raise typer.Exit(0 if ok else 1)

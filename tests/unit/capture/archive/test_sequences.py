@@ -41,7 +41,7 @@ def test_equal_sets_have_equal_texts_however_they_were_made(left, right):
 
 def test_the_text_of_a_large_set_does_not_depend_on_its_history():
     dense = Sequences.from_range(0, 200_000) - of(range(0, 200_000, 2))
-    assert dense.to_text() == of(range(1, 200_001, 2)).union(of([200_000])).to_text()
+    assert dense.to_text() == (of(range(1, 200_001, 2)) | of([200_000])).to_text()
     thinned = Sequences.from_range(0, 200_000) - Sequences.from_range(10, 199_990)
     assert thinned.to_text() == of([*range(10), *range(199_991, 200_001)]).to_text()
 
@@ -62,7 +62,7 @@ def test_length_membership_and_ends_are_those_of_python_sets(values):
     sequences = of(values)
     assert len(sequences) == len(values)
     assert bool(sequences) == bool(values)
-    assert all(sequences.contains(one) == (one in values) for one in range(310))
+    assert all((one in sequences) == (one in values) for one in range(310))
     if values:
         assert (sequences.first, sequences.last) == (min(values), max(values))
 
