@@ -56,7 +56,6 @@ def run(
     java: Java,
     properties: Mapping[str, str],
     *,
-    memory: str,
     flags: Sequence[str] = (),
     class_path: Sequence[str] = (JARS,),
     end_within: float = END_TIMEOUT,
@@ -72,9 +71,7 @@ def run(
     ours = kubernetes.WORKERS_PYTHON if kubernetes.api_server(properties) else sys.executable
     python = properties.get("spark.pyspark.python", ours)  # otherwise workers run the first `python3` on PATH
     try:
-        process = _start(
-            java, {**_places(scratch, properties), **properties}, memory, flags, class_path, scratch, python
-        )
+        process = _start(java, {**_places(scratch, properties), **properties}, flags, class_path, scratch, python)
         port, secret = _connection(process, scratch / "connection")
         (scratch / "properties").unlink()  # it was read, and may hold secrets
         with _set_for_pyspark(port, secret, python):
@@ -167,7 +164,6 @@ def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
 def _start(
     java: Java,
     properties: dict[str, str],
-    memory: str,
     flags: Sequence[str],
     class_path: Sequence[str],
     scratch: Path,
@@ -178,7 +174,7 @@ def _start(
     file.write_text(as_properties(properties))
     arguments = command(
         java,
-        memory=memory,
+        memory=properties["spark.driver.memory"],
         properties_file=file,
         flags=flags,
         class_path=class_path,

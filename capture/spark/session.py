@@ -44,11 +44,10 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
     `options.class_data` is off. SparkError if no Java is found, or JVM or cluster do not start.
     """
     java, properties = choose(options.java), _properties(options)
-    memory = properties["spark.driver.memory"]
     check_master(properties["spark.master"])
 
     def record(flags: list[str]) -> None:
-        with _session(java, _local(properties), memory, flags, end_within=class_data.RECORD_TIMEOUT) as spark:
+        with _session(java, _local(properties), flags, end_within=class_data.RECORD_TIMEOUT) as spark:
             try:
                 exercise(spark)
             except Exception as error:  # a setting is meant for a cluster: the next session reports it
@@ -57,7 +56,7 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
     flags = class_data.flags(java, record) if options.class_data else []
     if not options.queries:
         flags = [*flags, QUICKLY]
-    with _session(java, properties, memory, flags, class_path=gateway.class_path(properties)) as spark:
+    with _session(java, properties, flags, class_path=gateway.class_path(properties)) as spark:
         yield spark
 
 
@@ -65,14 +64,12 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
 def _session(
     java: Java,
     properties: Mapping[str, str],
-    memory: str,
     flags: list[str],
     *,
     class_path: Sequence[str] = (gateway.JARS,),
     end_within: float = gateway.END_TIMEOUT,
 ) -> Iterator[SparkSession]:
-    jvm = gateway.run(java, properties, memory=memory, flags=flags, class_path=class_path, end_within=end_within)
-    with jvm:
+    with gateway.run(java, properties, flags=flags, class_path=class_path, end_within=end_within):
         try:
             spark = SparkSession.builder.getOrCreate()
             if kubernetes.api_server(properties):
