@@ -82,8 +82,8 @@ ANY_KEYWORDS = {
 }
 LIBRARY_MAIN = {"__init__", "__main__"}
 # Decorators, a layout, commands, kinds of settings; events of the election.
-PARTICIPLES = {*["keyed", "typed", "dated", "balanced", "mapped", "fixed", "raised"]}
-PARTICIPLES |= {*["asked", "connected", "joined", "marked", "refused", "stored"]}
+PARTICIPLES = {"keyed", "typed", "dated", "balanced", "mapped", "fixed", "raised"}
+PARTICIPLES |= {"asked", "connected", "joined", "marked", "refused", "stored"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "service", "misc", "base", "core"}
 SHARED_STEMS = 5  # pairs of files of one package that have the same name; a name of three files counts as two pairs
 COMMON_STEMS = {"__init__", "__main__", "contract", "choose"}
