@@ -64,9 +64,7 @@ def service(
     """Return what `consume` needs: its durable consumer, and dead letters. `setup`: also to create their streams."""
     found = consumer(stream, durable) + consumer(advisories, durable_of(stream, durable))
     found += Permissions((f"{prefix_of(letters)}.{stream}.{durable}.>",))
-    found += Permissions(
-        api_subjects(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}")
-    )  # to distinguish deleted from dead
+    found += Permissions(api_subjects(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}"))  # deleted or dead?
     found += Permissions(api_subjects(f"CONSUMER.RESET.{stream}.{durable}"))
     found += Permissions(api_subjects(*(f"STREAM.INFO.{name}" for name in (letters, advisories))))
     return found + (_creation(letters, advisories) if setup else Permissions(()))

@@ -145,9 +145,7 @@ def decide(
         if template.takes(subject):
             places.add(template.place(subject))
         else:
-            decision.refused[subject] = (
-                f"it is none of {template.subject}: another client has changed {template.intake}"
-            )
+            decision.refused[subject] = f"it is none of {template.subject}: a client has changed {template.intake}"
     for stream, only in sorted(places, key=lambda one: (one[1] in failed, one)):
         if stream in known or len(decision.make) >= at_once:
             continue

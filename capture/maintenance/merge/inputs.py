@@ -21,14 +21,7 @@ from capture.formats.envelope import with_envelope
 from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import FileGroup
-from capture.maintenance.merge.schema_evolution import (
-    evolve,
-    find_column,
-    in_table,
-    read_columns,
-    to_table_type,
-    typed_part,
-)
+from capture.maintenance.merge.schema_evolution import adapt, evolve, find_column, in_table, read_columns, typed_part
 from capture.stores.contract import Store
 
 BATCH_ROWS = 8192
@@ -64,7 +57,7 @@ class Columns:
         raw = self.objects.get(stored.path, pa.schema([]))
         return is_open(stored.format) and all(
             name == one.name == find_column(name, self.run.names)
-            and raw.field(name).type == to_table_type(raw.field(name).type) == self.run.field(name).type
+            and raw.field(name).type == adapt(raw.field(name).type) == self.run.field(name).type
             for name, one in self._part(stored).items()
         )
 

@@ -77,7 +77,7 @@ def _fit(column: Column, kind: pa.DataType) -> Column:
     types = pa.types
     if column.type == kind:
         return column
-    if to_table_type(column.type) == kind or (types.is_integer(column.type) and types.is_floating(kind)):
+    if adapt(column.type) == kind or (types.is_integer(column.type) and types.is_floating(kind)):
         return column.cast(kind, safe=False)
     if types.is_floating(column.type) and types.is_integer(kind):
         fits = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), EXACT))
@@ -104,7 +104,7 @@ def _add_lost(rows: pa.Table, lost: Sequence[tuple[str, Column]]) -> pa.Array:
 def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
     """Return the table's fields for the typed columns of an object, by their names in the object.
 
-    A block's column with the name of one of the table's own becomes `value_<name>`. Types are those of `to_table_type`.
+    A block's column with the name of one of the table's own becomes `value_<name>`. Types are those of `adapt`.
     """
     fields: dict[str, pa.Field] = {}
     for field in schema:
@@ -113,7 +113,7 @@ def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
         name = field.name
         while name.lower() in _TAKEN or name in {one.name for one in fields.values()}:
             name = f"value_{name}"
-        fields[field.name] = pa.field(name, to_table_type(field.type))
+        fields[field.name] = pa.field(name, adapt(field.type))
     return fields
 
 
@@ -146,23 +146,23 @@ def evolve(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
                 fields[field.name] = pa.field(field.name, _promote(fields[field.name].type, field.type))
             else:
                 wider = _widen(fields.get(field.name, field), field)
-                fields[field.name] = pa.field(field.name, to_table_type(wider.type))
+                fields[field.name] = pa.field(field.name, adapt(wider.type))
     if fields:
         fields[CONFLICTS] = pa.field(CONFLICTS, pa.list_(pa.string()))
     return pa.schema(fields.values())
 
 
-def to_table_type(kind: pa.DataType) -> pa.DataType:
+def adapt(kind: pa.DataType) -> pa.DataType:
     """Return the type of a table's column for values of this type: one that Iceberg and Spark have."""
     types = pa.types
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, to_table_type(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, adapt(field.type)) for field in kind])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(to_table_type(kind.value_type))
+        return pa.list_(adapt(kind.value_type))
     if types.is_map(kind):
-        return pa.map_(to_table_type(kind.key_type), to_table_type(kind.item_type))
+        return pa.map_(adapt(kind.key_type), adapt(kind.item_type))
     if types.is_dictionary(kind):
-        return to_table_type(kind.value_type)
+        return adapt(kind.value_type)
     if types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
     if types.is_time(kind):

@@ -19,7 +19,7 @@ from capture.formats import read_object
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.compaction import apply
 from capture.maintenance.merge.merge_group import merge_group
-from capture.maintenance.merge.schema_evolution import OWN, evolve, read_columns, to_table_type, write_columns
+from capture.maintenance.merge.schema_evolution import OWN, adapt, evolve, read_columns, write_columns
 from capture.maintenance.merge.table_file import TableFile
 from capture.maintenance.read_back import read_back
 from capture.stores import open_store
@@ -161,7 +161,7 @@ def test_a_column_of_the_table_changes_only_as_iceberg_permits():
     for (before, found), wanted in kinds.items():
         assert evolve(pa.schema([("n", before)]), [pa.schema([("n", found)])]).field("n").type == wanted
     for odd in (pa.uint64(), pa.int8(), pa.large_string(), pa.timestamp("ns"), pa.time32("s"), pa.float16()):
-        assert to_table_type(to_table_type(odd)) == to_table_type(odd) != odd
+        assert adapt(adapt(odd)) == adapt(odd) != odd
 
 
 async def test_numbers_that_fit_a_whole_column_are_kept_and_others_are_named(store):
