@@ -78,8 +78,8 @@ async def test_every_reader_stops_where_there_is_more_inside(monkeypatch, name, 
     with pytest.raises(FormatError, match=said):
         list(input_rows(data, one, read_columns(""), keys))
     picture = Picture(Manifest(blocks=[one]), Table())
-    view = await read_archive(store, picture, keys=keys)
-    [problem] = view.problems
+    [held] = (await read_archive(store, picture, keys=keys)).values()
+    [problem] = held.problems
     assert one.path in problem
     assert "bytes are inside of it" in problem or name == "raw"
 

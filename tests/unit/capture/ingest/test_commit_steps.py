@@ -106,8 +106,8 @@ async def seen(root, server):
     store = FileStore(root)
     entries, unreadable = await read_entries(store)
     picture = await read_picture(store, server.manifest.read, server.table.read)
-    view = await read_archive(store, picture, deep=True, pending_entries=entries)
-    assert (unreadable, view.problems) == ([], [])
+    held = await read_archive(store, picture, deep=True, pending_entries=entries)
+    assert (unreadable, [problem for one in held.values() for problem in one.problems]) == ([], [])
     found = {}
     for stored in (*picture.blocks, *picture.list_unadopted(entries)):
         rows = read_object(await store.get(stored.path), stored)

@@ -172,7 +172,7 @@ async def test_an_older_manifest_under_a_newer_name_is_named(looked):
         oldest, last = (await looked.paths(kind.FOLDER))[0], looked.heads[kind].head
         path = document_path(kind, last.number + 1, last.token)
         await looked.change(path, await looked.store.get(oldest))
-        assert "put in another one's place" in await told(looked, path)
+        assert "it is in another document's place" in await told(looked, path)
         await looked.change(path, None)
 
 
