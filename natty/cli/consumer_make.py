@@ -15,7 +15,7 @@ from natty.cli import connect
 from natty.cli.ask import Force, ask, ask_if_missing, confirm, on_terminal, one_of, seconds
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_show import facts_of
-from natty.cli.setting_flags import ACK_POLICIES, REPLAY_POLICIES, consumer_options, settings_of, start
+from natty.cli.setting_flags import ACK_POLICIES, REPLAY_POLICIES, Config, DryRun, consumer_options, settings_of, start
 from natty.cli.stream_code import EXIT_PENDING, SIGNS
 from natty.cli.tables import Json, print_document, print_facts
 from natty.cli.terminal import say
@@ -40,10 +40,6 @@ Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
 Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.")]
 Ephemeral = Annotated[bool, typer.Option("--ephemeral", hidden=True, help="Not supported: only durable consumers are.")]
 Target = Annotated[str | None, typer.Option("--target", hidden=True, help="Not supported: only pull consumers are.")]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="File with a configuration, or output of `info --json`; options override it."),
-]
 Pull = Annotated[bool, typer.Option("--pull", hidden=True, help="No effect: every consumer is one.")]
 
 
@@ -92,10 +88,7 @@ def edit(
     stream: Stream = None,
     consumer: Name = None,
     config: Config = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would change, and change nothing. Exits with 3 if anything would."),
-    ] = False,
+    dry_run: DryRun = False,
     force: Force = False,
     target: Target = None,
 ) -> None:

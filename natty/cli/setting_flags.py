@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import typer
@@ -17,6 +18,15 @@ from natty.cli.ask import one_of, seconds, size, usage
 from natty.config.units import NANOSECONDS
 from natty.streams.consumer import linear_backoff, on_wire, priority, start_at, time_of
 from natty.streams.schema import ConsumerConfig, Duration, Setting, Size, StreamConfig, StreamSource, rows, texts
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="File with a configuration, or output of `info --json`; options override it."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show what would change, and change nothing. Exits with 3 if anything would."),
+]
 
 UNLIMITED = -1
 NOT_OF_A_COPY = (

@@ -15,6 +15,8 @@ from natty.cli import connect
 from natty.cli.ask import Force, MissingFlagError, ask, ask_if_missing, confirm, number, one_of
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.setting_flags import (
+    Config,
+    DryRun,
     document_of,
     limit,
     nanoseconds,
@@ -49,10 +51,6 @@ _QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
 """Setting, question, parser, default, in the `nats` tool's order: asked if a required value is missing."""
 
 NewName = Annotated[str | None, typer.Argument(metavar="STREAM", help="The new stream's name.")]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="File with a configuration, or output of `info --json`; options override it."),
-]
 
 
 @connect.options
@@ -93,10 +91,7 @@ def edit(
     config: Config = None,
     no_transform: Annotated[bool, typer.Option("--no-transform", help="Stop renaming subjects.")] = False,
     no_republish: Annotated[bool, typer.Option("--no-republish", help="Stop publishing messages again.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would change, and change nothing. Exits with 3 if anything would."),
-    ] = False,
+    dry_run: DryRun = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
