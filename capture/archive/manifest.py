@@ -88,6 +88,10 @@ class Manifest(Document, frozen=True, kw_only=True):
     table: list[Stored] = msgspec.field(default_factory=list)
     removed: list[Removed] = msgspec.field(default_factory=list)
 
+    def list_paths(self) -> set[str]:
+        """Return the paths of its blocks, and of the retired objects."""
+        return {one.path for part in (self.blocks, self.retired) for one in part}
+
 
 class _EntryFormat(msgspec.Struct):
     version: int = 1

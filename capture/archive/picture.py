@@ -51,8 +51,7 @@ class Picture:
 
     def list_unadopted(self, entries: Iterable[Stored]) -> list[Stored]:
         """Return those of the entries, which were read earlier, whose blocks this picture does not name."""
-        known = {one.path for part in (self.manifest.blocks, self.manifest.retired) for one in part}
-        known.update(self.table.consumed)
+        known = self.manifest.list_paths().union(self.table.consumed)
         return [one for one in entries if one.path not in known]
 
 

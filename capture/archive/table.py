@@ -95,7 +95,7 @@ def list_still_named(table: Table, manifest: Manifest) -> list[str]:
     name it, the sweep has removed it with its entry, and it can't come back. If the same content were ever stored
     again, it would be a block with repeated messages, and a merge leaves those out.
     """
-    named = {one.path for part in (manifest.blocks, manifest.retired) for one in part}
+    named = manifest.list_paths()
     return [path for path in table.consumed if path in named]
 
 

@@ -99,7 +99,7 @@ def plan_sweep(
     """
     listed = {one.path for one in objects}
     consumed = set(table.consumed) if table else set()
-    known = _list_known_paths(manifest)
+    known = manifest.list_paths()
     settled = known | consumed
     unadopted = [one for one in entries if one.path not in settled]
     gone_blocks = [one for one in unadopted if one.path not in listed]
@@ -183,10 +183,6 @@ def _find_superseded(entries: list[Stored], manifest: Manifest, blocks: list[Sto
         for one in entries
         if (known := covered.get(one.stream)) and not Sequences.from_text(one.sequences) - known.held - known.removed
     }
-
-
-def _list_known_paths(manifest: Manifest) -> set[str]:
-    return {one.path for part in (manifest.blocks, manifest.retired) for one in part}
 
 
 def _is_kept(one: Retired, table: Table | None, listed: set[str], before: float) -> bool:
@@ -292,7 +288,7 @@ async def _list_overtaken(store: Store, entries: Iterable[Stored], objects: List
 
 def _unknown_entries(manifest: Manifest, objects: Listing) -> Listing:
     """Return the listed entries whose block is not in the manifest: only these are read."""
-    known = _list_known_paths(manifest)
+    known = manifest.list_paths()
     return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
 
 
