@@ -38,40 +38,17 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from capture.restoring.restore import restore as restore
 else:  # the same names, each imported when it is first used (PEP 562)
     _HOMES = {
-        "capture.errors": [
-            "AlreadyStoredError",
-            "CaptureError",
-            "CipherError",
-            "CompactionError",
-            "ConfigError",
-            "DataLossError",
-            "FencedError",
-            "FormatError",
-            "KeyMissingError",
-            "ManifestError",
-            "NoArchiveError",
-            "NotAloneError",
-            "NotDrainedError",
-            "NotStartedError",
-            "NotStoredError",
-            "NotSweptError",
-            "OtherStoreError",
-            "PurgeRefusedError",
-            "QueryError",
-            "RestoreError",
-            "RestoreRefusedError",
-            "SignatureError",
-            "SparkError",
-            "SpillError",
-            "StoreError",
-            "StoreFullError",
-            "StoreUnfitError",
-            "StoreUnreadableError",
-        ],
-        "capture.reading.read": ["read", "read_batches"],
-        "capture.restoring.restore": ["restore"],
+        "capture.errors": """
+            AlreadyStoredError CaptureError CipherError CompactionError ConfigError DataLossError FencedError
+            FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
+            NotStoredError NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError
+            RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
+            StoreUnreadableError
+        """,
+        "capture.reading.read": "read read_batches",
+        "capture.restoring.restore": "restore",
     }
-    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
     __all__ = sorted(_HOME_OF)
 
     def __getattr__(name):

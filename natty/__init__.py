@@ -103,87 +103,44 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from natty.wire.message import Batch as Batch, Message as Message
 else:  # the same names, each imported when it is first used (PEP 562)
     _HOMES = {
-        "natty.client": ["Natty", "as_leader"],
-        "natty.config.settings": ["Config"],
-        "natty.consuming.handler": ["BodyError", "HandlerTimeoutError"],
-        "natty.consuming.consume": ["Consumption"],
-        "natty.consuming.dead_letters": [
-            "BadAdvisoryError",
-            "BadLetterError",
-            "DeadLetterOptions",
-            "DeadLetters",
-            "Letter",
-            "LetterBox",
-            "LetterFilter",
-            "LetterNotFoundError",
-        ],
-        "natty.consuming.messaging": ["CoreMessage", "CoreSubscription", "Responder"],
-        "natty.consuming.options": ["ConsumeOptions"],
-        "natty.elections": ["Election", "ElectionOptions", "Leadership", "Term"],
-        "natty.errors": [
-            "AuthorizationError",
-            "BadGroupError",
-            "BadRecordError",
-            "BadSubjectError",
-            "BucketNotFoundError",
-            "ConfigError",
-            "ConnectError",
-            "ConnectionClosedError",
-            "ConsumerExistsError",
-            "ConsumerNotFoundError",
-            "DomainUnreachableError",
-            "GroupExistsError",
-            "GroupNotFoundError",
-            "JetStreamError",
-            "JetStreamNotEnabledError",
-            "KeyExistsError",
-            "KeyNotFoundError",
-            "LeadershipLostError",
-            "NattyError",
-            "NoRespondersError",
-            "NotConnectedError",
-            "PayloadTooLargeError",
-            "PublishError",
-            "RequestTimeoutError",
-            "RevisionConflictError",
-            "SessionEndedError",
-            "StaleTokenError",
-            "StreamExistsError",
-            "StreamNotFoundError",
-            "TLSClosedError",
-            "TLSError",
-            "TLSHandshakeError",
-            "TLSRequiredError",
-            "UnsupportedError",
-            "WrongLoopError",
-            "WrongLastSequenceError",
-        ],
-        "natty.groups": ["TooManyDeliveriesError"],
-        "natty.jetstream": ["JetStream", "PubAck"],
-        "natty.kv": ["BadKeyError", "Bucket", "BucketStatus", "Entry", "Gone", "PictureComplete", "Watch"],
-        "natty.names": ["BadNameError"],
-        "natty.publishing.atomic": ["AtomicMessage"],
-        "natty.publishing.outbox": ["Outbox", "OutboxOptions"],
-        "natty.publishing.publisher": ["Publisher", "PublisherOptions"],
-        "natty.pulling.pull": ["Pull"],
-        "natty.pulling.requests": ["PullOptions"],
-        "natty.streams": [
-            "BucketConfig",
-            "ConsumerConfig",
-            "ConsumerInfo",
-            "MessageNotFoundError",
-            "PurgeRefusedError",
-            "ServerConsumerConfig",
-            "ServerStreamConfig",
-            "StreamConfig",
-            "StreamInfo",
-            "StreamState",
-        ],
-        "natty.streams.mirror": ["PromotionRefusedError"],
-        "natty.templates": ["TemplateNotFoundError"],
-        "natty.wire.message": ["Batch", "Message"],
+        "natty.client": "Natty as_leader",
+        "natty.config.settings": "Config",
+        "natty.consuming.handler": "BodyError HandlerTimeoutError",
+        "natty.consuming.consume": "Consumption",
+        "natty.consuming.dead_letters": """
+            BadAdvisoryError BadLetterError DeadLetterOptions DeadLetters Letter LetterBox LetterFilter
+            LetterNotFoundError
+        """,
+        "natty.consuming.messaging": "CoreMessage CoreSubscription Responder",
+        "natty.consuming.options": "ConsumeOptions",
+        "natty.elections": "Election ElectionOptions Leadership Term",
+        "natty.errors": """
+            AuthorizationError BadGroupError BadRecordError BadSubjectError BucketNotFoundError ConfigError
+            ConnectError ConnectionClosedError ConsumerExistsError ConsumerNotFoundError DomainUnreachableError
+            GroupExistsError GroupNotFoundError JetStreamError JetStreamNotEnabledError KeyExistsError
+            KeyNotFoundError LeadershipLostError NattyError NoRespondersError NotConnectedError
+            PayloadTooLargeError PublishError RequestTimeoutError RevisionConflictError SessionEndedError
+            StaleTokenError StreamExistsError StreamNotFoundError TLSClosedError TLSError TLSHandshakeError
+            TLSRequiredError UnsupportedError WrongLoopError WrongLastSequenceError
+        """,
+        "natty.groups": "TooManyDeliveriesError",
+        "natty.jetstream": "JetStream PubAck",
+        "natty.kv": "BadKeyError Bucket BucketStatus Entry Gone PictureComplete Watch",
+        "natty.names": "BadNameError",
+        "natty.publishing.atomic": "AtomicMessage",
+        "natty.publishing.outbox": "Outbox OutboxOptions",
+        "natty.publishing.publisher": "Publisher PublisherOptions",
+        "natty.pulling.pull": "Pull",
+        "natty.pulling.requests": "PullOptions",
+        "natty.streams": """
+            BucketConfig ConsumerConfig ConsumerInfo MessageNotFoundError PurgeRefusedError ServerConsumerConfig
+            ServerStreamConfig StreamConfig StreamInfo StreamState
+        """,
+        "natty.streams.mirror": "PromotionRefusedError",
+        "natty.templates": "TemplateNotFoundError",
+        "natty.wire.message": "Batch Message",
     }
-    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
     __all__ = sorted(_HOME_OF)
 
     def __getattr__(name):

@@ -78,14 +78,10 @@ class Loop:
             running.cancel()
             raise
 
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop."""
-        self._loop.call_soon_threadsafe(function)
-
     def end(self) -> None:
         """Cancel what still runs, and end the thread."""
         self._running.wait()
-        self.call_soon(self._over.set)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
 
@@ -223,7 +219,7 @@ class Running:
 
     def stop(self) -> None:
         """Take no more messages; running handlers finish. Call it from any thread. Idempotent."""
-        self._loop.call_soon(self._work.stop)
+        self._work.stop()
 
     def __enter__(self) -> Self:
         self._loop.check()
@@ -350,9 +346,15 @@ class Natty(_Facade):
     delete_publisher = _Method(client.Natty.delete_publisher)
     publish_atomic = _Method(client.Natty.publish_atomic)
     request = _Method(client.Natty.request)
+    subscribe = _Iteration(client.Natty.subscribe)
+    """Iterate over messages of core NATS, subscribed with the first one: `for message in client.subscribe("a.*")`."""
     respond = _Start(client.Natty.respond)
+    """Answer requests with the result of `handler(message)`: call `run()` of the result, or use `with`."""
     consume = _Start(client.Natty.consume, signals=False)
+    """Consume a stream with a durable consumer: call `run()` of the result, or use `with`. Options: `ConsumeSettings`.
+    """
     read = _Iteration(client.Natty.read)
+    """Read a stream in order, every message once: `for message in client.read("ORDERS")`."""
 
     create_stream = _Method(client.Natty.create_stream)
     ensure_stream = _Method(client.Natty.ensure_stream)

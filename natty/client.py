@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from datetime import datetime
 from functools import cached_property, partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from natty import kv, streams
 from natty.config.settings import Config, ConnectionSettings, resolve
@@ -55,14 +55,26 @@ from natty.wire.message import Headers, Message, encode_headers, publish_headers
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Work = Callable[Concatenate[Term, P], Awaitable[T]]
 Elected = Callable[P, Coroutine[Any, Any, T]]
+
+
+class AsLeader(Protocol):
+    """A decorator of a leader's work: `async def` runs on the event loop, any other callable in a thread.
+
+    The function that it returns takes the work's parameters without the term.
+    """
+
+    @overload
+    def __call__(self, work: Callable[Concatenate[Term, P], Awaitable[T]], /) -> Elected[P, T]: ...
+
+    @overload
+    def __call__(self, work: Callable[Concatenate[Term, P], T], /) -> Elected[P, T]: ...
 
 
 class Natty:
     """JetStream for services: `async with Natty(...) as natty`, or `natty = await Natty.connect(...)`.
 
-    Settings are those of `Config`, by keyword. Missing ones come from the environment (`NATS_URL`, `NATS_CREDS`,
+    Settings are the keywords of `ConnectionSettings`. Missing ones come from the environment (`NATS_URL`, `NATS_CREDS`,
     `NATS_CERT`, `NATS_KEY`, `NATS_CA`, …), then from a context of the `nats` tool, then from the defaults. With
     `servers`, only a context that `context` names counts: see `config.settings.resolve`.
     For everything without a method here, use `natty.jetstream` (raw API requests) and `natty.connection`.
@@ -138,7 +150,7 @@ class Natty:
 
         With `msg_id`, the stream stores the message only once within its duplicate window, and the client sends it
         again if the ack is lost. The stream removes it after `ttl`, seconds or text ("7d"), rounded up (server 2.11, a
-        stream with `allow_msg_ttl`).
+        stream with `allow_msg_ttl`). `timeout` is in seconds, by default that of the client.
         """
         all_headers = publish_headers(
             headers,
@@ -152,7 +164,7 @@ class Natty:
     async def request(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, timeout: float | None = None
     ) -> CoreMessage:
-        """Send a request over core NATS and return the first answer, within `timeout` seconds (5 by default).
+        """Send a request over core NATS and return the first answer, within `timeout` seconds, by default the client's.
 
         NoRespondersError if there is no subscription to the subject. RequestTimeoutError, NotConnectedError;
         AuthorizationError if the subject is not permitted; TypeError, BadSubjectError, PayloadTooLargeError.
@@ -166,7 +178,8 @@ class Natty:
     ) -> CoreSubscription:
         """Return a subscription of core NATS: `async with client.subscribe("a.*") as messages`, or `async for`.
 
-        `CoreSubscription` describes it, also for a slow reader. BadSubjectError when it begins.
+        If `max_messages` (65536) or `max_bytes` (64 MiB) wait to be read, it drops new ones; see `CoreSubscription`.
+        With `queue`, one member of that group gets each message. BadSubjectError when it begins.
         """
         return CoreSubscription(self.connection, subject, queue=queue, max_messages=max_messages, max_bytes=max_bytes)
 
@@ -237,6 +250,7 @@ class Natty:
         """Store all of the messages in their stream, or none; return the ack of the last. See `atomic.publish_atomic`.
 
         Needs server 2.12 and a stream with `allow_atomic`; at most 1000 messages, also as pairs (subject, data).
+        `timeout` is in seconds, by default that of the client.
         """
         return await atomic.publish_atomic(
             self.jetstream, messages, expect_last_sequence=expect_last_sequence, timeout=timeout
@@ -332,7 +346,10 @@ class Natty:
     async def ensure_consumer(
         self, stream_name: str, durable: str, *, allow_destructive: bool = False, **settings: Unpack[ConsumerConfig]
     ) -> ServerConsumerConfig:
-        """Create the durable pull consumer, or change what is safe to change; ConsumerExistsError for the rest."""
+        """Create the durable pull consumer, or change the settings that are safe to change.
+
+        ConsumerExistsError for the others. Units as for `create_consumer`; docs/streams.md lists the safe changes.
+        """
         return await streams.ensure_consumer(
             self.jetstream, stream_name, durable, settings, allow_destructive=allow_destructive
         )
@@ -359,7 +376,10 @@ class Natty:
         return Templates(self.jetstream)
 
     def dead_letters(self, letters: str = LETTERS) -> LetterBox:
-        """Return the dead letters of this account, to list, show, retry and purge them. Sends no request."""
+        """Return the dead letters of this account, to list, show, retry and purge them. Sends no request.
+
+        `letters` is their stream, "DEAD_LETTERS" by default.
+        """
         return LetterBox(self.jetstream, letters)
 
     async def create_bucket(self, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
@@ -489,7 +509,11 @@ class Natty:
         return self.election(name, **options)
 
     def observe(self, name: str, *, bucket: str = BUCKET, key: str = "") -> AsyncGenerator[Leadership, None]:
-        """Yield who leads, since when and under which token, now and after each change: a hint."""
+        """Yield who leads, since when and under which token, now and after each change: a hint.
+
+        `bucket` ("natty_leaders") and `key` (the name) are those of the candidates, here and in `step_down`,
+        `get_leader` and `have_leader`.
+        """
         return observe(self.jetstream, ElectionOptions(name=name, bucket=bucket, key=key))
 
     async def step_down(self, name: str, *, to: str = "", bucket: str = BUCKET, key: str = "") -> str:
@@ -499,10 +523,11 @@ class Natty:
         """
         return await ask_to_step_down(self.jetstream, ElectionOptions(name=name, bucket=bucket, key=key), to)
 
-    def as_leader(self, name: str, **options: Unpack[ElectionSettings]) -> Callable[[Work[P, T]], Elected[P, T]]:
-        """Decorate `async def work(term, …)`: calling it campaigns, and runs it while this node is elected.
+    def as_leader(self, name: str, **options: Unpack[ElectionSettings]) -> AsLeader:
+        """Decorate `work(term, …)`: calling it campaigns, and runs it while this node is elected.
 
-        Call it without the term: `work(1, b=2)` for `work(term, a, b)`. See `Election.run`.
+        Call it without the term: `await work(1, b=2)` for `work(term, a, b)`. The work is `async def`, or any other
+        callable, which runs in a thread; see `Election.run`. Options: `ElectionSettings`.
         """
         return lambda work: wraps(work)(partial(self.election(name, **options).run, work))
 
@@ -518,16 +543,16 @@ class Natty:
 
 def as_leader(
     name: str, *, settings: ConnectionSettings | None = None, **options: Unpack[ElectionSettings]
-) -> Callable[[Work[P, T]], Elected[P, T]]:
-    """Decorate `async def work(term, …)`: calling it connects, campaigns, and runs it while this node is elected.
+) -> AsLeader:
+    """Decorate `work(term, …)`: calling it connects, campaigns, and runs it while this node is elected.
 
-    Call it without the term: `work(1, b=2)` for `work(term, a, b)`. Connection settings come from the environment and
-    the nats context, as for `Natty()`, or from `settings`.
+    As `Natty.as_leader`. Connection settings come from the environment and the nats context, as for `Natty()`, or from
+    `settings`. Options: `ElectionSettings`.
     """
 
-    def decorate(work: Work[P, T]) -> Elected[P, T]:
+    def decorate(work: Callable[..., Any]) -> Elected[..., Any]:
         @wraps(work)
-        async def campaign(*args: P.args, **kwargs: P.kwargs) -> T:
+        async def campaign(*args: Any, **kwargs: Any) -> Any:
             async with Natty(**(settings or {})) as client:
                 return await client.election(name, **options).run(work, *args, **kwargs)
 

@@ -108,7 +108,7 @@ class Consumption(RunsAsTask):
         return self._pull.stalled
 
     def stop(self) -> None:
-        """Stop gracefully: take no more messages, and let running handlers finish."""
+        """Take no more messages, and let running handlers finish. Safe to call from any thread. Idempotent."""
         self._pull.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:

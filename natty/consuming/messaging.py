@@ -13,7 +13,7 @@ from natty.consuming.handler import is_async
 from natty.names import decode
 from natty.wire.connection import Connection, Subscription
 from natty.wire.lifetime import Running, RunsAsTask
-from natty.wire.message import Headers, RawMessage, encode_headers, parse_headers
+from natty.wire.message import Headers, RawMessage, Received, encode_headers
 
 logger = logging.getLogger("natty.messaging")
 
@@ -22,10 +22,10 @@ MAX_BYTES = 64 * 1024 * 1024  # bytes of payloads and headers that may wait to b
 FAILED = {"Nats-Service-Error": "the handler failed", "Nats-Service-Error-Code": "500"}  # ADR-32
 
 
-class CoreMessage:
+class CoreMessage(Received):
     """A message of core NATS, from a subscription or as the answer to a request."""
 
-    __slots__ = ("_connection", "_raw")
+    __slots__ = ("_connection",)
 
     def __init__(self, raw: RawMessage, connection: Connection) -> None:
         self._raw = raw
@@ -35,24 +35,9 @@ class CoreMessage:
         return f"CoreMessage({self.subject!r}, {len(self.data)} bytes)"
 
     @property
-    def subject(self) -> str:
-        """The subject it was published on; a byte that is not UTF-8 becomes a lone surrogate (see `names`)."""
-        return decode(self._raw[0])
-
-    @property
     def reply(self) -> str:
         """The subject on which an answer is expected; "" if none is expected."""
         return decode(self._raw[1])
-
-    @property
-    def data(self) -> bytes:
-        """The payload."""
-        return self._raw[3]
-
-    @property
-    def headers(self) -> dict[str, list[str]]:
-        """The headers, with all values of a repeated name in order."""
-        return parse_headers(self._raw[2])
 
     def respond(self, data: bytes = b"", *, headers: Headers | None = None) -> None:
         """Answer the request with the next write. Does nothing if no answer is expected.
@@ -125,6 +110,7 @@ class CoreSubscription:
     async def next(self) -> CoreMessage | None:
         """Return the next message; None when the subscription has ended. Several tasks may wait at the same time."""
         while not self._waiting:
+            self._connection.check_loop()
             if self._over:
                 return None
             self._wake.clear()
@@ -135,7 +121,10 @@ class CoreSubscription:
         return CoreMessage(raw, self._connection)
 
     def stop(self) -> None:
-        """End the subscription; waiting messages are still yielded. Idempotent."""
+        """End the subscription; waiting messages are still yielded. Safe to call from any thread. Idempotent."""
+        self._connection.call_on_loop(self._stop)
+
+    def _stop(self) -> None:
         if self._subscription is not None and not self._over:
             self._subscription.close()
             self._connection.listeners.remove(self._on_event)
@@ -226,7 +215,7 @@ class Responder(RunsAsTask):
         await asyncio.gather(*workers, return_exceptions=True)
 
     def stop(self) -> None:
-        """Take no more requests; those that arrived are still answered."""
+        """Take no more requests; those that arrived are still answered. Safe to call from any thread. Idempotent."""
         self.subscription.stop()
 
     async def __aenter__(self) -> Self:

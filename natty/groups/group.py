@@ -27,7 +27,7 @@ class ElasticGroup(ElasticAdmin):
         """Return an instance of a member, to be used with `async with`; the member need not be listed yet.
 
         Without a name, membership is automatic: the instance gets a share of the partitions, and loses it when it
-        leaves or gives no sign of life for `ttl` seconds. Options: `JoinOptions`. Entering raises as
+        leaves or gives no sign of life for `ttl` seconds (5). Options: `JoinSettings`. Entering raises as
         `Membership.__aenter__` does. TypeError without a handler.
         """
         if handler is None:
@@ -41,5 +41,5 @@ class StaticGroup(StaticAdmin):
     """A static group of a stream: `async with group.join("m1", handler)`, and its administration."""
 
     def join(self, member: str, handler: Handler, **options: Unpack[JoinSettings]) -> Membership:
-        """Return an instance of a listed member, to be used with `async with`. Options: `JoinOptions`."""
+        """Return an instance of a listed member, to be used with `async with`. Options: `JoinSettings`."""
         return Membership(self._jetstream, self, member, handler, JoinOptions(**options))

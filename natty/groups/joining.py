@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from natty.config.units import check_timings
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.options import OrderedBy, WorkOptions
 from natty.groups.settings import ACK_WAIT
+from natty.streams import ConsumerConfig
 from natty.streams.conversion import check_consumer_settings
 
 PARTITION = "partition"
@@ -69,8 +70,8 @@ class JoinSettings(TypedDict, total=False):
     """Bytes of unfinished messages that this instance holds. Default 32 MiB."""
     shutdown_timeout: float
     """Seconds that running handlers have to finish when partitions or the pin are handed over. Default 10.0."""
-    consumer: dict[str, Any]
-    """Other settings of the consumer, by the server's names. Default {}."""
+    consumer: ConsumerConfig
+    """Other settings of the consumer, except its filters and its priority group. Default {}."""
     on_event: Callable[[MemberEvent], None] | None
     """Called on the event loop with each event of this instance. Default None."""
     lag_every: float
@@ -92,7 +93,7 @@ class JoinOptions(WorkOptions):
     # The consumer counts, and an elastic member loses it with its last instance; it has no `max_deliver`, as in Go
     ack_wait: float = ACK_WAIT
     max_ack_pending: int = MAX_ACK_PENDING  # unfinished messages of this member
-    consumer: dict[str, Any] = field(default_factory=dict)  # other settings of the consumer, by the server's names
+    consumer: ConsumerConfig = field(default_factory=ConsumerConfig)  # other settings of it
     on_event: Callable[[MemberEvent], None] | None = None
     lag_every: float = LAG_EVERY  # seconds between two counts of waiting messages, for metrics; 0: no counts
 
@@ -107,7 +108,7 @@ class JoinOptions(WorkOptions):
         check_consumer_settings(self.consumer, "consumer")
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> ConsumerConfig:
         """The consumer's settings that the user chooses."""
         return {
             "ack_wait": self.ack_wait,

@@ -130,8 +130,7 @@ class Membership:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave: let running handlers finish, send their acks, and give up the pin."""
-        self._leaving = True
-        self._wake.set()
+        self._end()
         try:
             await asyncio.gather(self._tasks[1], return_exceptions=True)
         finally:
@@ -139,17 +138,18 @@ class Membership:
 
     async def wait_until_ended(self) -> None:
         """Wait for the end of the membership: the group was deleted, or `leave` was called. Raises the cause if any."""
+        self._jetstream.connection.check_loop()
         await self._ended.wait()
         if self._cause is not None:
             raise self._cause
 
     def leave(self) -> None:
-        """End the membership, as leaving the block does; `wait_until_ended` returns when it has ended."""
-        self._leaving = True
-        self._wake.set()
+        """End the membership, as leaving the block does. Safe to call from any thread. Idempotent."""
+        self._jetstream.connection.call_on_loop(self._end)
 
     async def events(self) -> AsyncGenerator[MemberEvent, None]:
         """Yield events from now on, until the membership ends. A slow reader loses the oldest if 1000 events wait."""
+        self._jetstream.connection.check_loop()
         queue: asyncio.Queue[MemberEvent] = asyncio.Queue(EVENTS_HELD)
         self._readers.append(queue)
         try:
@@ -202,15 +202,15 @@ class Membership:
                         self._take(change.value)
                     elif _says_deleted(change) or (isinstance(change, PictureComplete) and not there):
                         self._deleted = True
-                        self._end(None)
+                        self._end()
                         return
                     elif isinstance(change, Gone):
                         self._assign([])
         except Exception as error:  # an instance can't work without the record
             self._end(error)
 
-    def _end(self, cause: BaseException | None) -> None:
-        self._cause = cause
+    def _end(self, cause: BaseException | None = None) -> None:
+        self._cause = self._cause or cause
         self._leaving = True
         self._wake.set()
 

@@ -11,6 +11,7 @@ from natty.groups.admin import GroupAdmin
 from natty.groups.instance import Seen
 from natty.groups.settings import PRIORITY_GROUP, check_member, elastic_consumer, static_member_consumer
 from natty.jetstream import JetStream
+from natty.streams import ConsumerConfig
 
 ANSWER_WITHIN = 2.0  # seconds
 _OVERLAP = 10100
@@ -21,7 +22,7 @@ class Place:
     """A member's consumer on the server, which may or may not exist: to look at, create, delete and unpin."""
 
     def __init__(
-        self, jetstream: JetStream, admin: GroupAdmin[Any], member: str, settings: dict[str, Any] | None = None
+        self, jetstream: JetStream, admin: GroupAdmin[Any], member: str, settings: ConsumerConfig | None = None
     ) -> None:
         self.member, self.settings = check_member(member), settings
         self.stream, self.consumer = admin.consumed_stream, admin.consumer_name(member)

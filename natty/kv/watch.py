@@ -113,7 +113,7 @@ class Watch:
         return f"Watch({', '.join(self._filters)}, {len(self._known)} keys, {self._reader!r})"
 
     def stop(self) -> None:
-        """End the iteration. Idempotent."""
+        """End the iteration. Safe to call from any thread. Idempotent."""
         self._reader.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:

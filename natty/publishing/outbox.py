@@ -40,7 +40,8 @@ class OutboxOptions(PublisherOptions):
 class PublishErrors:
     """Messages that could not be stored. Each error is kept until a callback or a reader has taken it."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_loop: Callable[[], None] = lambda: None) -> None:
+        self._check_loop = check_loop
         self._unread: deque[PublishError] = deque()
         self._arrived = asyncio.Event()
         self._callback: Callable[[PublishError], object] | None = None
@@ -76,6 +77,7 @@ class PublishErrors:
 
     async def read(self) -> AsyncIterator[PublishError]:
         """Yield the errors, each to one reader, until the client is closed and all are read."""
+        self._check_loop()
         self._readers += 1
         try:
             while self._unread or not self._over:
@@ -201,7 +203,7 @@ class Outbox:
 
     def __init__(self, jetstream: JetStream, options: OutboxOptions | None = None) -> None:
         self.options = options or OutboxOptions()
-        self.errors = PublishErrors()
+        self.errors = PublishErrors(jetstream.connection.check_loop)
         self._jetstream = jetstream
         self._routes = _Routes(self.options)
         self._senders: dict[str, _Sender] = {}
@@ -306,6 +308,7 @@ class Outbox:
 
     async def delete(self, subject: str) -> None:
         """Forget the subject's publisher when its messages have their outcome. Does nothing for an unknown subject."""
+        self._jetstream.connection.check_loop()
         sender = self._routes.remove(subject)
         if sender is None:
             return

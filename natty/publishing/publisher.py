@@ -17,10 +17,11 @@ from natty.config.units import check_timings
 from natty.errors import (
     ConnectionClosedError,
     JetStreamError,
-    NattyError,
     NotConnectedError,
+    PayloadTooLargeError,
     PublishError,
     WrongLastSequenceError,
+    WrongLoopError,
 )
 from natty.jetstream import JetStream, is_in_process, read_ack
 from natty.names import check_subject, covers, decode
@@ -223,7 +224,8 @@ class Publisher:
         if not ours:
             block = expect_stream(self.stream, block)  # it may belong to another stream, which must not take it
         crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
-        if crowded or self._broken or self._ended or self._settling:
+        if crowded or self._broken or self._ended or self._settling or self._look is None:
+            self._connection.check_loop()
             if self._connection.state == "closed":
                 raise ConnectionClosedError("the client is closed: it publishes nothing more")
             if not self._may_send():
@@ -235,7 +237,12 @@ class Publisher:
             self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
         if self._broken:
             return
-        self._try_to_send(self._number, message)
+        try:
+            self._try_to_send(self._number, message)
+        except WrongLoopError:
+            self._waiting_bytes -= len(self._waiting.pop(self._number).data)
+            self._number -= 1
+            raise
         self._unwritten += len(data) + 64
         if self._unwritten > _WRITE_AHEAD_BYTES:
             self._unwritten = 0
@@ -248,6 +255,7 @@ class Publisher:
 
     async def flush(self) -> None:
         """Return when every message taken so far is stored. PublishError: some are not; it names the first of them."""
+        self._connection.check_loop()
         await self._until(lambda: not self._waiting, ending=True)
         self._be_fast_again()
         if self.failures:
@@ -350,7 +358,7 @@ class Publisher:
             message.in_doubt = True
         except NotConnectedError as error:
             self._broken = str(error)
-        except NattyError as error:  # too large: what follows takes its place
+        except PayloadTooLargeError as error:  # what follows takes its place
             self._fail(number, str(error))
             self._number -= number == self._number
 

@@ -123,7 +123,10 @@ class Ordered:
         return self._stopping or self._session is None or bool(self._session.lost)
 
     def stop(self) -> None:
-        """End the iteration; messages that arrived and were not read are dropped. Idempotent."""
+        """End the iteration; messages that arrived and were not read are dropped. From any thread. Idempotent."""
+        self._connection.call_on_loop(self._stop)
+
+    def _stop(self) -> None:
         self._stopping = True
         self._wake.set()
 

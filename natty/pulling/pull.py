@@ -298,7 +298,10 @@ class Pull:
         return time.time() - silence if self._owed and not self._ended and silence >= 2 * self._heartbeat else None
 
     def stop(self) -> None:
-        """End the iteration after the current batch; messages that were not yielded are handed back at once."""
+        """End the iteration after the current batch, and hand back at once what was not yielded. From any thread."""
+        self._connection.call_on_loop(self._stop)
+
+    def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
             self._wake.set()
@@ -310,6 +313,7 @@ class Pull:
         `size_bytes` is their size as `size_of` counts it. Without it, the size of the messages that came first is used:
         exact if the caller finishes in order; otherwise `max_bytes` may be exceeded while the first ones take long.
         """
+        self._connection.check_thread()
         self._credit.finish(messages, size_bytes)
         if not self._stopping:
             self._ask()
@@ -349,7 +353,6 @@ class Pull:
                 return
 
     def _on_event(self, event: str) -> None:
-        """React to an event of the connection."""
         if event == "closed":
             self.stop()
         elif event == "connected":
@@ -498,7 +501,7 @@ class Pull:
         try:
             self.deliver(data, again)
         except Exception as fault:
-            self._fault = self._fault or fault
+            self._fault = fault
             self._wake.set()
 
     def _read_status(self, raw: RawMessage) -> None:
@@ -571,8 +574,7 @@ class Pull:
     async def _drain(self) -> None:
         """Wait until the server sends no more requested messages: if no inbox receives them, they wait for `ack_wait`.
 
-        It does not wait with a pin: its owner settles unfinished messages before it leaves, and other clients wait for
-        that.
+        With a pin, return at once: its owner has settled all messages, and other clients wait for it to leave.
         """
         if self._pin:
             return

@@ -61,7 +61,10 @@ class Subscription:
         return f"Subscription({decode(self.subject)!r})"
 
     def close(self, *, last: Sink | None = None) -> None:
-        """Unsubscribe. Idempotent. Messages that the server sent before it knew still go to `last`, if given."""
+        """Unsubscribe. Idempotent. Messages that the server sent before it knew still go to `last`, if given.
+
+        WrongLoopError, as for all methods of the connection that send.
+        """
         self._connection._unsubscribe(self, last)
 
 
@@ -331,6 +334,18 @@ class Connection:
         if self._loop is not None and asyncio._get_running_loop() is not self._loop:
             raise self.wrong_loop()
 
+    def check_thread(self) -> None:
+        """WrongLoopError in another thread: cheaper than `check_loop` while there is a session."""
+        if get_ident() != self._thread:
+            self.check_loop()
+
+    def call_on_loop(self, function: Callable[[], object]) -> None:
+        """Call a function at once; from another thread or event loop, on the connection's own loop, without waiting."""
+        if self._loop is None or self._loop.is_closed() or asyncio._get_running_loop() is self._loop:
+            function()
+        else:
+            self._loop.call_soon_threadsafe(function)
+
     def wrong_loop(self) -> WrongLoopError:
         """Return the error for a use from another thread or event loop."""
         return WrongLoopError(
@@ -418,6 +433,7 @@ class Connection:
 
     async def drain(self) -> None:
         """Return when the socket can take more: await it between large sends. NotConnectedError."""
+        self.check_loop()
         if (session := self._flush()) is None:
             raise NotConnectedError
         try:
@@ -452,6 +468,7 @@ class Connection:
         return subscription
 
     def _unsubscribe(self, subscription: Subscription, last: Sink | None) -> None:
+        self.check_loop()
         known = self._subscriptions.pop(b"%d" % subscription.sid, None)
         if known and (session := self._flush()) is not None:
             session.unsubscribe(subscription.sid)
@@ -529,6 +546,8 @@ class Connection:
 
         That takes `CLOSE_TIMEOUT` seconds at most. Idempotent.
         """
+        if self.supervised:
+            self.check_loop()
         while self._supervisor is not None and not self._supervisor.done():
             self._supervisor.cancel()  # again: before Python 3.12 a `wait_for` on the way may swallow it
             await asyncio.wait({self._supervisor}, timeout=0.1)

@@ -211,7 +211,29 @@ class Batch:
         return list(map(int, self._acks.column(4)))
 
 
-class Message:
+class Received:
+    """A message as the parser delivered it."""
+
+    __slots__ = ("_raw",)
+    _raw: RawMessage
+
+    @property
+    def subject(self) -> str:
+        """The subject it was published on; a byte that is not UTF-8 becomes a lone surrogate (see `names`)."""
+        return decode(self._raw[0])
+
+    @property
+    def data(self) -> bytes:
+        """The payload."""
+        return self._raw[3]
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """The headers, with all values of a repeated name in order; bytes that are not UTF-8 as in `subject`."""
+        return parse_headers(self._raw[2])
+
+
+class Message(Received):
     """One message of a stream. Settle it once: `ack`, `nak` or `term`.
 
     Each is sent with the next write, and idempotent. What they return may be awaited: see `Confirmation`. With
@@ -219,7 +241,7 @@ class Message:
     come. An awaited ack without it is sent twice.
     """
 
-    __slots__ = ("_connection", "_raw", "_settled_by", "settled")
+    __slots__ = ("_connection", "_settled_by", "settled")
 
     def __init__(self, raw: RawMessage, connection: Sender | None = None) -> None:
         self._raw = raw
@@ -233,21 +255,6 @@ class Message:
     def raw(self) -> RawMessage:
         """The message as the parser delivered it."""
         return self._raw
-
-    @property
-    def subject(self) -> str:
-        """The subject it was published on; a byte that is not UTF-8 is a lone surrogate in it (see `names`)."""
-        return decode(self._raw[0])
-
-    @property
-    def data(self) -> bytes:
-        """The payload."""
-        return self._raw[3]
-
-    @property
-    def headers(self) -> dict[str, list[str]]:
-        """The headers, every value of a repeated name in order; bytes that are not UTF-8 as in `subject`."""
-        return parse_headers(self._raw[2])
 
     @property
     def msg_id(self) -> str | None:

@@ -14,6 +14,7 @@ def accepted(client: Natty, bucket: Bucket) -> None:
     assert_type(client.request("a"), CoreMessage)
     assert_type(client.get("b", "k"), Entry)
     assert_type(bucket.get("k", revision=1), Entry)
+    assert_type(client.subscribe("a.*", queue="q"), Iterator[CoreMessage])
     assert_type(client.read("S", from_sequence=5), Iterator[Message])
     assert_type(client.consume("S", "d", print, concurrency=3), Running)
 

@@ -5,12 +5,22 @@
 
 from __future__ import annotations
 
+from typing import assert_type
+
 from capture import read
-from natty import ConsumerConfig, Message, Natty, StreamConfig, StreamInfo
+from natty import ConsumerConfig, Message, Natty, StreamConfig, StreamInfo, Term, as_leader
 
 
 async def handle(message: Message) -> None:
     print(message.subject)
+
+
+async def sweep(term: Term, days: int) -> str:
+    return f"{term.token} {days}"
+
+
+def sweep_in_a_thread(term: Term, *, dry: bool = False) -> int:
+    return term.token
 
 
 async def refused(client: Natty, info: StreamInfo) -> None:
@@ -32,7 +42,12 @@ async def refused(client: Natty, info: StreamInfo) -> None:
     client.bucket("flights").watch("lh.>", update_only=True)  # type: ignore[call-arg]  # "update_only"
     client.publisher("ORDERS", fsat=True)  # type: ignore[call-arg]  # "fsat"
     client.election("billing", leas=2)  # type: ignore[call-arg]  # "leas"
+    client.election("billing").run(handle)  # type: ignore[call-overload]  # "run" of "Election"
+    client.as_leader("billing")(handle)  # type: ignore[arg-type]  # "Callable[[Term], Awaitable
+    await as_leader("billing")(sweep)("7")  # type: ignore[arg-type]  # "int"
+    await client.as_leader("billing")(sweep_in_a_thread)(dy=True)  # type: ignore[call-arg]  # "dy"
     client.group("ORDERS", "workers").join("m1", handle, membr="m2")  # type: ignore[call-arg]  # "membr"
+    client.group("ORDERS", "workers").join("m1", handle, consumer={"ack_wiat": 9})  # type: ignore[typeddict-unknown-key]  # "ack_wiat"
     read("archive", start_seq=1)  # type: ignore[call-arg]  # "start_seq"
     info["config"]["max_agee"]  # type: ignore[typeddict-item]  # "max_agee"
     info["state"]["messages"] + "5"  # type: ignore[operator]  # ("int" and "str")
@@ -45,5 +60,8 @@ async def accepted(client: Natty, info: StreamInfo) -> int:
     billing: ConsumerConfig = {"ack_wait": 60, "backoff": ["1s", 5.0], "filter_subject": "orders.eu.>"}
     await client.create_consumer("ORDERS", "billing", **billing)
     await client.consume("ORDERS", "billing", handle, consumer=billing, concurrency=3)
+    assert_type(await client.as_leader("billing", lease=5)(sweep)(days=7), str)
+    assert_type(await as_leader("billing")(sweep_in_a_thread)(dry=True), int)
+    client.group("ORDERS", "workers").join("m1", handle, consumer={"sample_freq": "10", "ack_wait": "9s"})
     await (await client.create_bucket("flights", ttl="1d", history=5, storage="memory")).put("lh.400", b"")
     return info["state"]["messages"] + info["config"]["max_age"]

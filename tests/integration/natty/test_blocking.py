@@ -1,6 +1,5 @@
-"""natty.blocking: the same client from plain threads, on a real server; and a client on the wrong loop says so."""
+"""natty.blocking: the same client from plain threads, on a real server."""
 
-import asyncio
 import inspect
 import os
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from natty import (
     KeyNotFoundError,
     Message,
     NoRespondersError,
-    WrongLoopError,
+    RequestTimeoutError,
     blocking,
 )
 
@@ -91,6 +91,23 @@ def test_requests_are_answered(client, natty_name):
                 continue
 
 
+def test_messages_of_a_subject_are_iterated_over(client, natty_name):
+    subject, ended = natty_name("core"), threading.Event()
+
+    def publish():
+        while not ended.is_set():  # the subscription begins with the first `next`
+            with suppress(NoRespondersError, RequestTimeoutError):
+                client.request(subject, b"a", timeout=0.1)
+
+    with ThreadPoolExecutor(1) as threads:
+        publishing = threads.submit(publish)
+        messages = client.subscribe(subject)
+        assert [message.data for message in islice(messages, 2)] == [b"a", b"a"]
+        ended.set()
+        messages.close()
+        publishing.result()
+
+
 def test_buckets_have_the_same_methods(client, natty_name):
     name = natty_name("kv")
     bucket = client.create_bucket(name, history=3)
@@ -149,46 +166,6 @@ def test_a_handler_can_not_close_its_client(client, stream):
     running = client.consume(stream, "d", handle)
     running.run()
     assert said == ["a handler can't close its own client: call stop() of the object that consume() returned"]
-
-
-USES = {
-    "publish": lambda one: one.publish("a", b""),
-    "request": lambda one: one.request("a"),
-    "put": lambda one: one.put("b", "k", b""),
-    "close": lambda one: one.close(),
-    "flush": lambda one: one.connection.flush(),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-async def test_a_client_on_the_wrong_loop_says_so_and_what_to_do(natty, use):
-    async def elsewhere():
-        await USES[use](natty)
-
-    with pytest.raises(WrongLoopError, match=r"natty\.blocking, or hand the call to its loop with asyncio\.run_corou"):
-        await asyncio.to_thread(asyncio.run, elsewhere())
-    with pytest.raises(WrongLoopError):
-        await asyncio.to_thread(natty.connection.send, "a", b"")
-    assert (await natty.jetstream.request("INFO"))["type"].endswith("account_info_response")
-    loop = asyncio.get_running_loop()
-    sent = await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(natty.connection.flush(), loop).result())
-    assert sent is None
-
-
-async def test_a_thread_that_sends_while_something_waits_to_be_sent_is_refused_too(natty):
-    refused = []
-
-    def send():
-        try:
-            natty.connection.send("a", b"")
-        except WrongLoopError as error:
-            refused.append(error)
-
-    natty.connection.send("a", b"")
-    thread = threading.Thread(target=send)
-    thread.start()
-    thread.join()  # the loop has had no turn
-    assert refused
 
 
 def run(code, nats_server, *, interrupt=None):

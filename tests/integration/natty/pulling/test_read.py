@@ -21,6 +21,14 @@ async def stream(natty, natty_name):
     return name
 
 
+async def next_consumer(natty, stream, before):
+    """Wait until the stream has other consumers than before; return their names."""
+    async with asyncio.timeout(PATIENCE):
+        while (names := (await natty.jetstream.request(f"CONSUMER.NAMES.{stream}"))["consumers"] or before) == before:
+            await asyncio.sleep(0.01)
+    return names
+
+
 async def numbers(reading):
     return [int(message.data) async for message in reading]
 
@@ -78,11 +86,13 @@ async def test_who_follows_from_far_beyond_the_end_is_shown_nothing_before(natty
         aclosing(client.read(stream, from_sequence=15, follow=True)) as reading,
     ):
         first = asyncio.create_task(anext(reading))
+        before = await next_consumer(natty, stream, [])
         for number in range(10, 12):
             await natty.publish(f"{stream}.a.{number}", b"%d" % number)
         await natty_proxy.cut()
         await natty_proxy.restore()
         await client.connection.ready(PATIENCE)
+        await next_consumer(natty, stream, before)  # it has read all, since the stream ends before its position
         for number in range(12, 15):
             await natty.publish(f"{stream}.a.{number}", b"%d" % number)
         assert (await asyncio.wait_for(first, PATIENCE)).sequence == 15

@@ -1,13 +1,15 @@
 """What a member acknowledges, by the lease that it has: no server, and time that the test sets."""
 
 import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from patient import PATIENCE, until
 
 from natty.config.settings import Config
 from natty.consuming.options import key_by
-from natty.consuming.work import Receipts, Work
+from natty.consuming.work import Receipts, TooManyDeliveriesError, Work
 from natty.elections import clock
 from natty.groups.joining import JoinOptions
 from natty.groups.partitions import PartitionedMessage, token_of
@@ -15,6 +17,7 @@ from natty.groups.stint import Memory, PinnedStint
 from natty.jetstream import JetStream
 from natty.wire.ack import first_delivery
 from natty.wire.connection import Connection
+from natty.wire.message import Message
 
 REPLY = b"$JS.ACK.S.m.1.7.7.1700000000000000000.0"
 
@@ -87,3 +90,43 @@ async def test_what_came_too_often_is_remembered_only_while_more_of_its_key_is_i
     memory.age({turn.key for turn in work.iterate_held()})
     assert memory.suspects == {}
     await work.close(PATIENCE)
+
+
+def delivery(sequence, times, key="k"):
+    reply = b"$JS.ACK.S.m.%d.%d.%d.1700000000000000000.0" % (times, sequence, sequence)
+    return SimpleNamespace(key=key, message=Message((b"a", reply, b"", b"")))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "one", "refused"),
+    [
+        ([], (1, 3), False),
+        ([], (1, 4), True),
+        ([(1, 4)], (1, 4), True),  # the same one again
+        ([(1, 4)], (2, 4), False),  # it waited behind the other, and was delivered as often
+        ([(1, 4)], (2, 5), True),
+        ([(1, 5)], (2, 4), False),
+        ([(1, 4)], (2, 4, "other"), True),
+    ],
+)
+def test_only_the_message_that_stops_its_key_is_refused_for_its_deliveries(earlier, one, refused):
+    memory = Memory(3, gives_up=True)
+    for other in earlier:
+        with pytest.raises(TooManyDeliveriesError):
+            memory.check(delivery(*other))
+    with pytest.raises(TooManyDeliveriesError, match="max_deliveries 3") if refused else nullcontext():
+        memory.check(delivery(*one))
+
+
+def test_a_success_is_remembered_until_the_second_ageing_and_a_suspect_while_its_key_is_busy():
+    memory = Memory(3, gives_up=True)
+    memory.note_success(b"1.1")
+    assert memory.knows(b"1.1")
+    with pytest.raises(TooManyDeliveriesError):
+        memory.check(delivery(1, 4))
+    memory.age({"k"})
+    assert memory.knows(b"1.1")
+    assert "k" in memory.suspects
+    memory.age(set())
+    assert not memory.knows(b"1.1")
+    assert not memory.suspects
