@@ -74,7 +74,7 @@ def test_contexts_and_configurations_are_broken_files(no_object, tmp_path):
     file.write_bytes(no_object)
     with pytest.raises(ConfigError, match="is broken"):
         read_context(str(file), {})
-    with pytest.raises(ConfigError, match=r"is not valid JSON|holds no stream's configuration"):
+    with pytest.raises(ConfigError, match=r"is not valid JSON|is not the configuration of a stream"):
         load_document(file)
 
 

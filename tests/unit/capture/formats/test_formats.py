@@ -314,9 +314,9 @@ async def test_verify_reads_every_format_again_with_its_key(name: str, compressi
     wanted = writer(name, compression=compression, keys=KEYS)
     stored = await Committer(store, wanted, Ignored()).commit(block((b"a", b"", b"x"), (b"b", b"", b"y")))
     picture = Picture(Manifest(blocks=[stored]), Table())
-    sound = (await read_archive(store, picture, deep=True, keys=KEYS)).of("FLIGHTS")
+    sound = (await read_archive(store, picture, deep=True, keys=KEYS))["FLIGHTS"]
     assert (sound.problems, len(sound.stored)) == ((), 2)
-    closed = (await read_archive(store, picture, deep=True)).of("FLIGHTS")
+    closed = (await read_archive(store, picture, deep=True))["FLIGHTS"]
     assert (len(closed.stored), len(closed.proven), closed.problems) == (2, 0, ())
     assert closed.unchecked == (
         f"{stored.path} can't be opened: it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS",

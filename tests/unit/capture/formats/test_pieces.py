@@ -79,7 +79,7 @@ def test_framed_snappy_is_read_with_whatever_others_may_write_into_it() -> None:
     data = os.urandom(100_000) + bytes(200_000)
     framed = bytes(cramjam.snappy.compress(data))
     padding = b"\xfe\x03\x00\x00abc"
-    opened = CODECS["snappy"].opened
+    opened = CODECS["snappy"].open
     assert opened(BytesIO(framed)).read() == data
     assert opened(BytesIO(framed + padding + framed + padding)).read() == data + data
     assert opened(BytesIO(IDENTIFIER)).read() == b""

@@ -28,7 +28,7 @@ from capture.maintenance.sweep import sweep
 from capture.partitioners import partitioner
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead
-from capture.verification.objects import read_archive
+from capture.verification.objects import Holdings, read_archive
 from natty.wire.ack import ack_tokens
 from natty.wire.message import Batch, RawMessage
 
@@ -180,7 +180,9 @@ async def swept(root: Path, manifest: HeadState, token: int) -> None:
 async def assert_each_is_there_once(root: Path, manifest: HeadState) -> None:
     store, table = FileStore(root), HeadState()
     await sweep(store, MemoryHead(9, manifest), table.read, now=time.time(), grace=GRACE)
-    held = (await read_archive(store, await read_picture(store, manifest.read, table.read), deep=True)).of("ORDERS")
+    held = (await read_archive(store, await read_picture(store, manifest.read, table.read), deep=True)).get(
+        "ORDERS", Holdings()
+    )
     assert (list(held.stored), held.problems) == (list(MESSAGES), ())
     policy = Policy(min_files=1, max_wait=0.0, max_groups=100)
     await compact(store, MemoryHead(1, table), manifest.read, ArrowEngine(), policy, now=0.0, grace=1e9)

@@ -161,7 +161,7 @@ async def test_an_archive_of_any_layout_is_swept_compacted_and_verified(place: l
     report = await sweep(store, MemoryHead(1, manifest), table.read, now=0.0)
     assert (report.adopted, report.messages, report.dangling, report.unreadable) == (5, 7, [], [])
     picture = await read_picture(store, manifest.read, table.read)
-    holdings = (await read_archive(store, picture, deep=True)).of("ORDERS")
+    holdings = (await read_archive(store, picture, deep=True))["ORDERS"]
     assert (list(holdings.stored), holdings.problems) == ([1, 2, 3, 4, 5, 6], ())
     policy = Policy(min_files=1, max_wait=0.0)
     await compact(store, MemoryHead(1, table), manifest.read, ArrowEngine(), policy, now=0.0, grace=1e9)

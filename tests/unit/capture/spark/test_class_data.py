@@ -122,7 +122,7 @@ def test_a_setting_that_only_a_cluster_can_do_stops_neither_the_recording_nor_th
     settings = []
 
     @contextlib.contextmanager
-    def begun(java, properties, memory, flags, **_):
+    def begin(java, properties, flags, **_):
         settings.append(properties)
         [Path(flag.partition("=")[2]).touch() for flag in flags if "Output" in flag or "AtExit" in flag]
         yield None
@@ -130,7 +130,7 @@ def test_a_setting_that_only_a_cluster_can_do_stops_neither_the_recording_nor_th
     def exercise(spark):
         raise OSError("there is no such file here")
 
-    monkeypatch.setattr(session, "_session", begun)
+    monkeypatch.setattr(session, "_session", begin)
     monkeypatch.setattr(session, "exercise", exercise)
     monkeypatch.setattr(session, "choose", lambda setting: java(25))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
