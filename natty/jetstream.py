@@ -190,9 +190,13 @@ class JetStream:
             raise JetStreamNotEnabledError(
                 "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
             ) from error
-        answer = msgspec.json.decode(raw[3], type=dict[str, Any])
-        if refused := answer.get("error"):
-            raise _error(msgspec.convert(refused, _Refusal), subject)
+        try:
+            answer = msgspec.json.decode(raw[3], type=dict[str, Any])
+            refused = msgspec.convert(answer.get("error") or None, _Refusal | None)
+        except UNREADABLE as error:
+            raise JetStreamError(f"{subject}: the answer is not one of JetStream's: {raw[3][:80]!r}") from error
+        if refused is not None:
+            raise _error(refused, subject)
         return answer
 
     async def stream_of(self, subject: str) -> str:

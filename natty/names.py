@@ -13,6 +13,9 @@ from functools import lru_cache
 
 from natty.errors import BadSubjectError, NattyError
 
+MAX_LINE = 4096
+"""Bytes of a protocol line without its verb that a server reads: its default `max_control_line`. A longer line ends the
+session. A server does not announce its own value."""
 _FORBIDDEN = set(" .*>/\\\t\r\n")
 _TOKEN = re.compile(r"[^\s.\x00-\x1f]+")
 _BREAK = re.compile(rb"[ \t\r\n]")  # ends a word of a protocol line, or the line
@@ -55,7 +58,9 @@ def check_subject(subject: str) -> bytes:
             raise BadSubjectError(f"subject {subject!r} has the wildcard {token}: name one subject to publish on")
         if not _TOKEN.fullmatch(token):
             raise BadSubjectError(f"subject {subject!r} has a blank or a control character in {token!r}")
-    return wire_word(subject)
+    word = wire_word(subject)
+    check_line(word, b"", b"0")
+    return word
 
 
 def delivered_subject(subject: str) -> bytes:
@@ -81,6 +86,32 @@ def wire_word(text: str | bytes) -> bytes:
     if not word or _BREAK.search(word):
         raise BadSubjectError(f"{text!r} is empty, or has a blank or a line break: not allowed in a subject or queue")
     return word
+
+
+def subject_word(subject: str | bytes) -> bytes:
+    """Return a subject to send on as one word of a protocol line; bytes are one that the server has delivered.
+
+    BadSubjectError as `wire_word`, and if text has an empty token.
+    """
+    if isinstance(subject, str) and not all(subject.split(".")):
+        raise BadSubjectError(f"subject {subject!r} is empty, or has an empty token: two dots, or one at an end")
+    return wire_word(subject)
+
+
+def pattern_word(subject: str) -> bytes:
+    """Return a subject to subscribe to, with wildcards or without, as one word of a protocol line. BadSubjectError."""
+    word = subject_word(subject)
+    if subject.startswith(">.") or ".>." in subject:
+        raise BadSubjectError(f"subject {subject!r}: > stands for all that follows and must be the last token")
+    return word
+
+
+def check_line(*words: bytes, more: int = 0) -> None:
+    """BadSubjectError if a server can't read a line of these words, their blanks and `more` bytes: see MAX_LINE."""
+    length = sum(map(len, words)) + len(words) - 1 + more
+    if length > MAX_LINE:
+        text = f"{decode(words[0][:40])!r}… is too long: its line has {length} bytes, and a server reads {MAX_LINE}"
+        raise BadSubjectError(f"subject {text}")
 
 
 def check_pattern(pattern: str) -> str:

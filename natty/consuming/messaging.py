@@ -11,6 +11,7 @@ from typing import Self
 from natty.config.units import check_seconds
 from natty.consuming.handler import is_async
 from natty.names import decode
+from natty.wire.background import is_cancellation
 from natty.wire.connection import Connection, Subscription
 from natty.wire.lifetime import Running, RunsAsTask
 from natty.wire.message import Headers, RawMessage, Received, encode_headers
@@ -243,7 +244,9 @@ class Responder(RunsAsTask):
                 if answer is not None:
                     message.respond(answer)
                 self.handled += 1
-            except Exception:
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancellation(error):
+                    raise
                 self.failed += 1
                 logger.exception("the handler of %r failed", message, extra={"action": "respond"})
                 self._say_failed(message)

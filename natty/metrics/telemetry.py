@@ -137,6 +137,8 @@ def not_ready(natty: Natty) -> list[str]:
     """Return why the process can't do its work now, in sentences; an empty list if it is ready."""
     if not natty.connection.connected:
         return [f"not connected: the connection is {natty.connection.state}"]
+    if natty.connection.gets_no_answers:
+        return ["no answers arrive: the server refuses the subscription to our inbox"]
     refused = [one for one in natty.connection.refusals.recent() if any(word in one for word in FLOW)]
     stalled = [(*labels, pull.stalled_since) for labels, pull in natty.connection.observed.parts(PULL)]
     return [f"the server refused: {one}" for one in refused] + [

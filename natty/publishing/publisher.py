@@ -24,7 +24,7 @@ from natty.errors import (
     WrongLoopError,
 )
 from natty.jetstream import JetStream, is_in_process, read_ack
-from natty.names import check_subject, covers, decode
+from natty.names import check_line, check_subject, covers, decode
 from natty.wire import tracing
 from natty.wire.connection import Subscription
 from natty.wire.counters import PUBLISHER
@@ -34,6 +34,7 @@ from natty.wire.servers import NEEDS
 logger = logging.getLogger("natty.publish")
 
 _WRITE_AHEAD_BYTES = 64 * 1024  # what is written before waiting for the socket: measured, see docs/architecture.md
+_REPLY_AND_SIZES = 96  # bytes at most of what follows a subject and our inbox on a line of the protocol
 _OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the server gives one every 500 at most
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
 IDLE = 1.0  # seconds without a new message after which a fast batch is ended: the server drops an idle one after ten
@@ -193,7 +194,9 @@ class Publisher:
 
     def _check_subject(self, subject: str) -> tuple[bytes, bool]:
         """Return the subject as it goes over the wire, and whether the stream's subjects cover it. BadSubjectError."""
-        return check_subject(subject), covers(self.subjects, subject)
+        word = check_subject(subject)
+        check_line(word, self._inbox, more=_REPLY_AND_SIZES)
+        return word, covers(self.subjects, subject)
 
     def abandon(self) -> None:
         """Stop at once; what has no outcome is reported as an error. Idempotent."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from natty.errors import DomainUnreachableError, JetStreamNotEnabledError, NattyError
+from natty.errors import UNREADABLE, DomainUnreachableError, JetStreamNotEnabledError, NattyError
 from natty.jetstream import JetStream
 from natty.wire.connection import Connection
 
@@ -74,7 +74,7 @@ async def _facts(connection: Connection) -> dict[str, Any]:
 async def _user(connection: Connection) -> dict[str, Any]:
     try:
         answer = msgspec.json.decode((await connection.request(USER_INFO, timeout=PATIENCE))[3], type=dict[str, Any])
-    except NattyError:
+    except (NattyError, *UNREADABLE):
         return {}
     return dict(answer.get("data") or {})
 

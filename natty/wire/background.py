@@ -38,12 +38,20 @@ async def keep_up(
         began = clock()
         try:
             return await work()
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancellation(error):
+                raise
             if clock() - began > LONGEST_PAUSE:
                 pause = AGAIN_AFTER
             log.exception("%s failed and restarts in %g s", what, pause, extra={"action": "background_failed"})
         await sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether the current task is to end. A CancelledError may also be that of a future which it awaited."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
 
 
 async def wait_until_set(event: asyncio.Event, seconds: float | None) -> bool:

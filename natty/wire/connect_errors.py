@@ -54,10 +54,7 @@ def _reason(error: Exception, url: str, *, client_certificate: bool, over_tls: b
     if isinstance(error, AuthorizationError) and _refuses_login(str(error).lower()):
         return AuthorizationError, "it refused these credentials; check user, password, token, creds or nkey"
     if isinstance(error, TimeoutError):
-        return (
-            ConnectError,
-            "no answer in time; check the address, and whether both sides expect TLS at the same moment (tls_first)",
-        )
+        return ConnectError, str(error)  # `Session.open` says what did not end
     if isinstance(error, ConnectionResetError | BrokenPipeError) and over_tls:
         hint = (
             "check that its CA signed it" if client_certificate else "it probably wants one: give tls_cert and tls_key"

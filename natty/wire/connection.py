@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -23,13 +23,15 @@ from natty.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     WrongLoopError,
+    legible,
 )
-from natty.names import decode, wire_word
-from natty.wire.background import keep_up, wait_until_set
+from natty.names import check_line, decode, pattern_word, subject_word, wire_word
+from natty.wire.answers import Answers
+from natty.wire.background import AGAIN_AFTER, keep_up, wait_until_set
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
-from natty.wire.message import Outgoing, RawMessage, Sink, as_payload, status_of
+from natty.wire.message import Outgoing, RawMessage, Sink, as_payload, check, status_of
 from natty.wire.repeated import Refusals, Repeated
 from natty.wire.session import Session
 
@@ -38,16 +40,15 @@ logger = logging.getLogger("natty.connection")
 DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
 RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
 RECONNECT_DELAY_MAX = 2.0
-_request_word = lru_cache(maxsize=4096, typed=True)(wire_word)  # most requests go to a few subjects
+SETTLED = 5.0  # seconds after which a session counts as one that works; after a shorter one there is a pause
+SUBSCRIBE_AGAIN_MAX = 10.0  # seconds between two tries of a subscription that the server refuses
+_request_word = lru_cache(maxsize=4096, typed=True)(subject_word)  # most requests go to a few subjects
 CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
 
 
-def check(message: Outgoing) -> Outgoing:
-    """Return a message to publish with its payload as bytes. TypeError names what is of another type."""
-    for what, value in zip(("subject", "reply", "header block"), message, strict=False):
-        if not isinstance(value, bytes):
-            raise TypeError(f"the {what} of a message on the wire must be bytes and is of type {type(value).__name__}")
-    return message if isinstance(message[3], bytes) else (*message[:3], as_payload(message[3]))
+def _quote(subject: bytes) -> str:
+    """Return a subject as the server quotes it in its errors."""
+    return '"' + legible(decode(subject).replace("\\", r"\\").replace('"', r"\"")) + '"'
 
 
 class Subscription:
@@ -66,58 +67,6 @@ class Subscription:
         WrongLoopError, as for all methods of the connection that send.
         """
         self._connection._unsubscribe(self, last)
-
-
-class Answers:
-    """Requests that wait for their answers: each has a reply subject of its own below one inbox."""
-
-    def __init__(self, inbox: bytes) -> None:
-        self._inbox = inbox
-        self._number = 0
-        self._waiting: dict[bytes, tuple[asyncio.Future[RawMessage], bytes]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __repr__(self) -> str:
-        return f"Answers({len(self)} awaited)"
-
-    @property
-    def subject(self) -> str:
-        """The subject of all answers."""
-        return f"{self._inbox.decode()}.*"
-
-    def expect(self, subject: bytes) -> tuple[bytes, asyncio.Future[RawMessage]]:
-        """Return the reply subject for a request on `subject`, and the future of its answer."""
-        self._number += 1
-        reply = b"%b.%x" % (self._inbox, self._number)
-        future: asyncio.Future[RawMessage] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = (future, subject)
-        return reply, future
-
-    def forget(self, reply: bytes) -> None:
-        """Stop waiting for this answer."""
-        self._waiting.pop(reply, None)
-
-    def deliver(self, messages: list[RawMessage]) -> None:
-        """Give each answer to the request that it belongs to. This is the sink of `subject`."""
-        for raw in messages:
-            waiting = self._waiting.pop(raw[0], None)
-            if waiting is not None and not waiting[0].done():
-                waiting[0].set_result(raw)
-
-    def refuse(self, text: str) -> None:
-        """Fail the requests on a subject that the server does not permit, in its words: AuthorizationError."""
-        for future, subject in list(self._waiting.values()):
-            if b'"%b"' % subject in text.encode() and not future.done():
-                future.set_exception(AuthorizationError(f"not permitted: {text}"))
-
-    def fail(self, kind: type[NotConnectedError], text: str = "") -> None:
-        """Fail all of them: no more answers will come."""
-        for future, _ in self._waiting.values():
-            if not future.done():
-                future.set_exception(kind(text))
-        self._waiting.clear()
 
 
 class Connection:
@@ -144,8 +93,12 @@ class Connection:
         self._max_payload = DEFAULT_MAX_PAYLOAD
         self._subscriptions: dict[bytes, Subscription] = {}
         self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server knows
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._refused: set[bytes] = set()  # the ids of subscriptions that the server refuses now
+        self._repair: asyncio.Task[None] | None = None  # sends them again
+        self._refused_again: set[bytes] = set()  # of those, at the last try
+        self._tasks: set[asyncio.Task[None]] = set()  # that end with the connection
         self._next_sid = 1
+        self._answers_sid = b""  # of the subscription to our inbox
         self._out: list[Outgoing] = []
         self._ended, self._connected = asyncio.Event(), asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
@@ -169,6 +122,11 @@ class Connection:
     def supervised(self) -> bool:
         """Whether there is a session or will be one: the connection is open or being opened, and not closed."""
         return self.state not in ("new", "closed")
+
+    @property
+    def gets_no_answers(self) -> bool:
+        """Whether the server refuses the subscription to our inbox: requests are sent, and no answer can arrive."""
+        return self._answers_sid in self._refused
 
     @property
     def server_info(self) -> dict[str, Any]:
@@ -215,7 +173,7 @@ class Connection:
         except NattyError as error:
             self._last_error = error
             raise
-        self.subscribe(self._requests.subject, self._requests.deliver)
+        self._answers_sid = b"%d" % self.subscribe(self._requests.subject, self._requests.deliver).sid
         self._supervisor = asyncio.create_task(
             keep_up("the supervision of a connection", self._supervise), name="natty connection"
         )
@@ -235,7 +193,7 @@ class Connection:
         raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
 
     async def _connect(self, url: str) -> None:
-        session = Session(self.config, self._dispatch, self._on_session_end, self.refusals.add)
+        session = Session(self.config, self._dispatch, self._on_session_end, self._on_notice)
         await session.open(url)
         if self.state == "closed":  # meanwhile
             session.abort()
@@ -245,6 +203,7 @@ class Connection:
         self._session, self._url, self.state, self._thread = session, url, "connected", get_ident()
         self._max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
+        self._refused.clear()
         for subscription in self._subscriptions.values():
             session.subscribe(subscription.sid, subscription.subject, subscription.queue)
         self._connected.set()
@@ -266,11 +225,46 @@ class Connection:
         logger.warning("connection to %s lost: %s", redact(self._url), error, extra={"action": "disconnected"})
         self._report("disconnected")
 
+    def _on_notice(self, text: str) -> None:
+        """Take into account what the server does not permit, in its words."""
+        self.refusals.add(text)
+        refused = {sid for sid, one in self._subscriptions.items() if f"Subscription to {_quote(one.subject)}" in text}
+        if refused and (self._repair is None or self._repair.done()):
+            self._repair = self._start(keep_up("subscribing again", self._subscribe_again))
+        self._refused |= refused
+        self._refused_again |= refused
+
+    async def _subscribe_again(self) -> None:
+        """Send refused subscriptions again until the server accepts them. It ignores those that it has."""
+        pause = AGAIN_AFTER
+        while self._refused:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, SUBSCRIBE_AGAIN_MAX)
+            if (session := self._flush()) is None:
+                continue
+            tried = {sid: one for sid, one in self._subscriptions.items() if sid in self._refused}
+            self._refused_again.clear()
+            for one in tried.values():
+                session.subscribe(one.sid, one.subject, one.queue)
+            with contextlib.suppress(OSError, NattyError):
+                async with asyncio.timeout(self.config.timeout):
+                    await session.ping()
+                for sid in self._refused - self._refused_again:
+                    if sid in tried:
+                        logger.info("the server accepts %r now", tried[sid], extra={"action": "subscribed"})
+                self._refused &= self._refused_again
+
     async def _supervise(self) -> None:
+        loop, delay = asyncio.get_running_loop(), RECONNECT_DELAY
         while True:
+            began = loop.time()
             await self._watch()
             self._discover()  # what it has said since it began
-            delay = RECONNECT_DELAY
+            if loop.time() - began > SETTLED:
+                delay = RECONNECT_DELAY
+            else:  # the next one may end in the same way
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(2 * delay, RECONNECT_DELAY_MAX)
             while not self.connected:
                 try:
                     await self._connect_any()
@@ -280,6 +274,7 @@ class Connection:
                     self._repeated.warning(text, text, extra={"action": "reconnect"})
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(2 * delay, RECONNECT_DELAY_MAX)
+            self._repeated.finish()
             self.reconnects += 1
             logger.info("reconnected to %s", redact(self._url), extra={"action": "reconnected"})
             self._report("connected")
@@ -367,7 +362,8 @@ class Connection:
         NotConnectedError without a session: nothing is buffered. If it must be stored, publish it and await the ack.
         TypeError, BadSubjectError, PayloadTooLargeError: this message can't be sent; others are not affected.
         """
-        self.put(check((wire_word(subject), reply and wire_word(reply), headers, data)))
+        word = wire_word(subject) if type(subject) is bytes else subject_word(subject)
+        self.put(check((word, reply and wire_word(reply), headers, data)))
 
     def put(self, message: Outgoing) -> None:
         """Publish one message in the form that `check` returns; otherwise as `send`.
@@ -457,10 +453,13 @@ class Connection:
     def subscribe(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
         """Hand every message of a subject to `sink`, in this session and the ones that follow, until closed.
 
-        BadSubjectError if the subject or the queue is not a valid word.
+        While the server refuses it, it is sent again every few seconds. BadSubjectError if the subject or the queue is
+        not valid, or longer than a server reads.
         """
         self.check_loop()
-        subscription = Subscription(self, self._next_sid, wire_word(subject), sink, wire_word(queue) if queue else b"")
+        subject_bytes, queue_bytes = pattern_word(subject), wire_word(queue) if queue else b""
+        check_line(subject_bytes, queue_bytes, b"%d" % self._next_sid)
+        subscription = Subscription(self, self._next_sid, subject_bytes, sink, queue_bytes)
         self._next_sid += 1
         self._subscriptions[b"%d" % subscription.sid] = subscription
         if (session := self._flush()) is not None:
@@ -473,9 +472,13 @@ class Connection:
         if known and (session := self._flush()) is not None:
             session.unsubscribe(subscription.sid)
             if last is not None:
-                task = asyncio.create_task(self._retire(subscription, last, session))
-                self._retiring.add(task)
-                task.add_done_callback(self._retiring.discard)
+                self._start(self._retire(subscription, last, session))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _retire(self, subscription: Subscription, last: Sink, session: Session) -> None:
         sid, subscription.sink = b"%d" % subscription.sid, last
@@ -518,7 +521,8 @@ class Connection:
             async with asyncio.timeout_at(deadline):
                 answer = await future
         except TimeoutError:
-            raise RequestTimeoutError(f"no answer on {decode(word)} within {timeout:g} s") from None
+            why = ": the server refuses the subscription to our inbox" if self.gets_no_answers else ""
+            raise RequestTimeoutError(f"no answer on {decode(word)} within {timeout:g} s{why}") from None
         finally:
             self._requests.forget(reply)
         if not answer[3] and status_of(answer[2])[0] == 503:
@@ -567,7 +571,7 @@ class Connection:
             await self.flush()  # what sinks have answered to the last messages
 
     def _close_now(self) -> None:
-        for task in self._retiring:
+        for task in self._tasks:
             task.cancel()
         self._requests.fail(ConnectionClosedError)
         self.state, self._thread = "closed", 0

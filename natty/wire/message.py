@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, Protocol
 
 from natty.config.units import seconds_of
-from natty.names import decode, encode
+from natty.names import MAX_LINE, check_line, decode, encode
 from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, nak, term
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
@@ -27,6 +27,7 @@ Headers = Mapping[str, str | list[str]]
 
 MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
+SHORT = MAX_LINE - 64  # bytes of subjects: with less, no line is too long
 _HEADER_NAME = re.compile(r"[^\x00-\x20:\x7f]+")
 
 
@@ -38,6 +39,28 @@ def as_payload(data: object, what: str = "the data of a message") -> bytes:
         return bytes(data)
     kind = type(data).__name__
     raise TypeError(f"{what} must be bytes and is of type {kind}: encode it, a text with .encode()")
+
+
+def check(message: Outgoing) -> Outgoing:
+    """Return a message to publish with its payload as bytes.
+
+    TypeError names what is of another type; BadSubjectError if the subjects are longer than a server reads.
+    """
+    subject, reply, headers, data = message
+    if not (isinstance(subject, bytes) and isinstance(reply, bytes) and isinstance(headers, bytes)):
+        raise _type_error(message)
+    if not isinstance(data, bytes):
+        message = (subject, reply, headers, data := as_payload(data))
+    if len(subject) + len(reply) > SHORT:
+        size = len(headers) + len(data)
+        check_line(subject, reply, *([b"%d" % len(headers)] if headers else []), b"%d" % size)
+    return message
+
+
+def _type_error(message: Outgoing) -> TypeError:
+    named = zip(("subject", "reply", "header block"), message, strict=False)
+    what, kind = next((what, type(value).__name__) for what, value in named if not isinstance(value, bytes))
+    return TypeError(f"the {what} of a message on the wire must be bytes and is of type {kind}")
 
 
 def parse_headers(block: bytes) -> dict[str, list[str]]:

@@ -25,6 +25,7 @@ from natty.config import tls
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
 from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError
+from natty.wire.background import is_cancellation
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class OpeningClient(Client):
         super().__init__()
         self._config = config
         self._signature = b""
+        self._called = ""  # the callback that has not returned yet
 
     @property
     def server_info(self) -> dict[str, Any]:
@@ -85,6 +87,15 @@ class OpeningClient(Client):
     def writer(self) -> asyncio.StreamWriter | None:
         """The stream writer of the socket, TLS included; None before there is a socket."""
         return self._transport._io_writer if isinstance(self._transport, TcpTransport) else None
+
+    @property
+    def waits_for(self) -> str:
+        """What has not ended yet, as a sentence for when the time is up."""
+        if self._called:
+            return f"the function given as {self._called} did not return in time"
+        if self.writer is None:
+            return "the look-up of its name, or the connection to it, did not end in time; check the address and DNS"
+        return "connected, but no answer in time; check that both sides expect TLS at the same moment (tls_first)"
 
     @property
     def over_tls(self) -> bool:
@@ -112,9 +123,9 @@ class OpeningClient(Client):
         """Return nats-py's options for what callbacks say."""
         config, options = self._config, dict[str, Any]()
         if callable(config.token):
-            options["token"] = await _ask("token", config.token, str)
+            options["token"] = await self._ask("token", config.token, str)
         if config.user_jwt is not None:
-            jwt = (await _ask("user_jwt", config.user_jwt, str)).encode()
+            jwt = (await self._ask("user_jwt", config.user_jwt, str)).encode()
             options["user_jwt_cb"], options["signature_cb"] = lambda: jwt, lambda nonce: self._signature
         return options
 
@@ -123,7 +134,28 @@ class OpeningClient(Client):
         await super()._process_info(info, initial_connection)
         if self._config.sign_nonce is not None and "nonce" in info:
             sign = partial(self._config.sign_nonce, str(info["nonce"]).encode())
-            self._signature = b64encode(await _ask("sign_nonce", sign, bytes))
+            self._signature = b64encode(await self._ask("sign_nonce", sign, bytes))
+
+    async def _ask(self, name: str, callback: Callable[[], Any], kind: type[T]) -> T:
+        """Return what a callback of the configuration returns. ConnectError if it fails, ConfigError for another type.
+
+        The error names only the kind of what it raised, whose text may have a secret and would be in the log.
+        """
+        self._called = name
+        try:
+            value = callback()
+            if inspect.isawaitable(value):
+                value = await value
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancellation(error):
+                raise
+            raise ConnectError(f"the function given as {name} failed: {type(error).__name__}") from error
+        self._called = ""
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"the function given as {name} must return {kind.__name__} and returned {type(value).__name__}"
+            )
+        return value
 
     def _tell_asyncio_of_tls(self) -> None:
         """Do what nats-py leaves out: asyncio would warn of a TLS session that the server ends."""
@@ -162,21 +194,6 @@ class OpeningClient(Client):
         """Drop the socket now: a half-open one would keep a polite close waiting for minutes. Idempotent."""
         if self.writer is not None:
             self.writer.transport.abort()
-
-
-async def _ask(name: str, callback: Callable[[], Any], kind: type[T]) -> T:
-    """Return what a callback of the configuration returns. ConnectError if it fails; ConfigError for another type."""
-    try:
-        value = callback()
-        if inspect.isawaitable(value):
-            value = await value
-    except Exception as error:
-        raise ConnectError(f"the function given as {name} failed: {error!r}") from error
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"the function given as {name} must return {kind.__name__} and returned {type(value).__name__}"
-        )
-    return value
 
 
 def _translate(error: Error) -> NattyError:

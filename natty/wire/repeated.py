@@ -64,6 +64,11 @@ class Repeated:
         """End the state: its next line is logged at once. A count that was not logged yet is dropped."""
         self._states.pop(state, None)
 
+    def finish(self) -> None:
+        """End all states: what was counted is logged now, and not when their time is up."""
+        for state in list(self._states):
+            self._sum_up(state)
+
     def _say(self, level: int, state: str, text: str, messages: int, extra: Mapping[str, object] | None) -> None:
         now, known = self._clock(), self._states.get(state)
         if known and self._is_due(known, now, text):
@@ -112,9 +117,9 @@ class Repeated:
 
 
 class Refusals:
-    """What the server does not permit a connection: logged once for each session and kind, and passed to `listeners`.
+    """What the server does not permit a connection: logged once for each session and kind.
 
-    Subjects that differ in numbers or random names alone are one kind.
+    Subjects that differ in numbers or random names alone are one kind. `listeners` get what may not be published.
     """
 
     def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,14 +136,15 @@ class Refusals:
         self._repeated = Repeated(self._log, every=REFUSALS_EVERY, clock=self._clock)
 
     def add(self, text: str) -> None:
-        """Log a refusal, in the server's words, and call the listeners with it."""
+        """Log a refusal, in the server's words, and call the listeners with it if it is about publishing."""
         kind = _RANDOM.sub("*", _NUMBERS.sub('.>"', text))
         if kind in self._last or len(self._last) < MOST_STATES or len(self.recent()) < MOST_STATES:
             self._last[kind] = self._clock()
         what = "give this user that permission (see `natty permissions`, `capture permissions`)"
         self._repeated.error(kind, f"the server refused: {kind}: {what}", extra={"action": "refused"})
-        for listener in list(self.listeners):
-            listener(text)
+        if "for subscription" not in text.lower():
+            for listener in list(self.listeners):
+                listener(text)
 
     def recent(self) -> list[str]:
         """Return the kinds that were refused within the last REFUSAL_LASTS seconds, in the server's words."""

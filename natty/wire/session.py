@@ -172,6 +172,10 @@ class Session:
                 await self.ping()  # a refused client certificate shows only with the first bytes read
                 if self._fault is not None:  # it ended together with that answer
                     raise self._fault
+        except TimeoutError as error:
+            waits_for = client.waits_for
+            self.abort()
+            raise TimeoutError(waits_for) from error
         except (ConnectionResetError, BrokenPipeError) as error:
             over_tls = client.over_tls
             self.abort()

@@ -25,6 +25,7 @@ from natty.errors import (
     PayloadTooLargeError,
     PublishError,
     StreamNotFoundError,
+    UnsupportedError,
 )
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name
@@ -40,6 +41,8 @@ RETRIED_ID = "Natty-Retried-Msg-Id"
 KEPT = "Nats-TTL"  # other headers that begin with `Nats-` were instructions for one write
 DELETE_FAILED = 10057
 ALL = LetterFilter()
+REFUSED = PublishError, JetStreamError, BadSubjectError, PayloadTooLargeError, UnsupportedError, ValueError
+"""Errors of one letter, whatever happens to the others."""
 _WINDOW = 100  # sequences looked at together when reading backwards
 
 
@@ -117,7 +120,7 @@ class LetterBox:
                 due = max(due, loop.time()) + 1 / rate
             try:
                 await self._publish(letter)
-            except (PublishError, StreamNotFoundError, BadSubjectError, PayloadTooLargeError) as error:
+            except REFUSED as error:
                 result.refused[letter.sequence] = str(error)
                 continue
             await self._remove(letter.sequence)

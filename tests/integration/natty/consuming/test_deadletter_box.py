@@ -316,3 +316,28 @@ async def test_a_letter_that_somebody_else_removed_is_not_counted(box, natty):
     await natty.jetstream.request(f"STREAM.UPDATE.{box.box.stream}", config | {"sealed": True, "deny_delete": True})
     with pytest.raises(JetStreamError):
         await box.box.purge(LetterFilter(reason="why"))
+
+
+async def test_a_letter_whose_subject_is_too_long_to_publish_on_is_refused_and_the_others_are_retried(box, natty):
+    subject = f"{box.name}.{'a' * (4090 - len(box.name))}"  # a plain client can publish there, without a reply subject
+    natty.connection.send(subject, b"1")
+    await natty.connection.flush()
+    ((sequence, long),) = [(one.sequence, one.subject) for one in await box.stored()]
+    letter = await box.invent(b"1", sequence, subject=long)
+    await box.bury(b"2")
+    retried = await box.box.retry()
+    assert retried.published == 1
+    assert [*retried.refused] == [letter]
+    assert "too long" in retried.refused[letter]
+    assert await box.found() == [b"1"]
+
+
+async def test_forged_letters_that_can_not_be_published_are_refused_and_the_others_are_retried(box, natty):
+    prefix = f"$NATTY.L_{box.name}"
+    facts = b"NATS/1.0\r\nNatty-Dead-Deliveries: 1\r\n"
+    natty.connection.send(f"{prefix}.{box.name}.c.7.{box.name}.eu", headers=facts + b"Natty-Original-X: a\nb\r\n\r\n")
+    natty.connection.send(f"{prefix}.no\\name.c.7.nobody.takes.this", headers=facts + b"\r\n")
+    await box.bury(b"2")
+    retried = await box.box.retry()
+    assert retried.published == 1
+    assert [*retried.refused] == [1, 2]

@@ -7,7 +7,7 @@ import ssl
 import nkeys
 import pytest
 from accounts import Operator
-from patient import PATIENCE, PATIENT
+from patient import PATIENCE, PATIENT, until
 
 from natty import ConfigError, ConnectError, Natty
 from natty.testing import NatsServer, ServerOptions
@@ -88,9 +88,22 @@ async def test_a_jwt_and_the_signature_are_asked_for_at_each_connection(nats_ser
             await Natty.connect(**options | {"sign_nonce": lambda nonce: bytes(64)})
 
 
+def cancelled():
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    return future
+
+
+async def cancelled_later():
+    await asyncio.sleep(0)
+    await cancelled()
+
+
 @pytest.mark.parametrize(
     ("token", "error", "text"),
     [
+        (cancelled, ConnectError, r"the function given as token failed: CancelledError"),
+        (cancelled_later, ConnectError, r"the function given as token failed: CancelledError"),
         (lambda: 1 / 0, ConnectError, r"the function given as token failed: ZeroDivisionError"),
         (lambda: b"x", ConfigError, r"the function given as token must return str and returned bytes"),
     ],
@@ -98,3 +111,71 @@ async def test_a_jwt_and_the_signature_are_asked_for_at_each_connection(nats_ser
 async def test_a_callback_that_fails_is_named(nats_server, token, error, text):
     with pytest.raises(error, match=text):
         await Natty.connect(**PATIENT | nats_server.connect_options() | {"token": token})
+
+
+def secretive():
+    raise RuntimeError("the token is s3cret")
+
+
+async def test_what_a_failing_callback_says_is_not_in_our_errors_or_the_log(nats_server, caplog):
+    broken = False
+
+    def token():
+        return secretive() if broken else "any"
+
+    async with Natty(**PATIENT | nats_server.connect_options() | {"token": token}) as client:
+        broken = True
+        client.connection._session._write(b"NONSENSE\r\n")
+        await until(lambda: "failed: RuntimeError" in caplog.text)
+        assert "s3cret" not in caplog.text
+        broken = False
+        await client.connection.ready(PATIENCE)
+
+
+async def test_a_callback_that_is_cancelled_does_not_end_reconnecting(nats_server, caplog):
+    answers = ["any", cancelled, cancelled_later, "any"]
+
+    async def token():
+        answer = answers.pop(0)
+        return await answer() if callable(answer) else answer
+
+    async with Natty(**PATIENT | nats_server.connect_options() | {"token": token}) as client:
+        client.connection._session._write(b"NONSENSE\r\n")
+        await until(lambda: client.connection.reconnects == 1)
+        await client.connection.flush()
+    assert answers == []
+    assert "the function given as token failed: CancelledError" in caplog.text
+
+
+async def test_a_connection_that_is_cancelled_in_a_callback_ends(nats_server):
+    asked = asyncio.Event()
+
+    async def token():
+        asked.set()
+        await asyncio.Event().wait()
+
+    options = PATIENT | nats_server.connect_options() | {"token": token}
+    connecting = asyncio.create_task(Natty.connect(**options))
+    await asked.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+
+
+async def test_a_callback_that_does_not_return_is_named(nats_server):
+    async def token():
+        await asyncio.Event().wait()
+
+    options = PATIENT | nats_server.connect_options() | {"token": token, "connect_timeout": 0.2}
+    with pytest.raises(ConnectError, match="the function given as token did not return in time"):
+        await Natty.connect(**options)
+
+
+async def test_a_name_look_up_that_does_not_end_is_named(nats_server, monkeypatch):
+    async def never(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    options = PATIENT | nats_server.connect_options() | {"connect_timeout": 0.2}
+    with pytest.raises(ConnectError, match="the look-up of its name, or the connection to it, did not end in time"):
+        await Natty.connect(**options | {"servers": ["tls://localhost:4222"]})

@@ -45,6 +45,12 @@ async def test_work_that_ran_for_long_begins_again_soon(caplog):
     assert world.pauses == [1.0, 2.0, 1.0, 2.0]
 
 
+async def test_work_that_awaits_what_was_cancelled_begins_again(caplog):
+    world = World((0.0, asyncio.CancelledError()), (0.0, None))
+    await world.run()
+    assert caplog.messages == [f"the summary failed and restarts in {AGAIN_AFTER:g} s"]
+
+
 async def test_work_that_is_cancelled_ends():
     working = asyncio.create_task(keep_up("the summary", asyncio.Event().wait))
     await asyncio.sleep(0)

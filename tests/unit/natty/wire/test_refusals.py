@@ -71,9 +71,10 @@ def test_a_refusal_that_did_not_come_again_is_over_and_a_new_session_logs_it_aga
     assert caplog.text.count("the server refused") == 2
 
 
-def test_listeners_get_every_refusal_in_the_servers_words(refusals):
+def test_listeners_get_what_may_not_be_published_in_the_servers_words(refusals):
     heard = []
     refusals.listeners.append(heard.append)
+    refusals.add('Permissions Violation for Subscription to "a"')
     refusals.add(ACK.format(1, 2))
     refusals.add(ACK.format(1, 2))
     refusals.listeners.remove(heard.append)
