@@ -8,6 +8,7 @@ import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
 """The errors of msgspec for bytes from outside: not JSON, not UTF-8, too large numbers, nested too deeply."""
+_ABOUT = re.compile(r"(?:STREAM|CONSUMER|DIRECT)\.(?:MSG\.)?[A-Z]+\.([^.]+)(?:\.([^.]+))?")  # a stream and a consumer
 _LONE = re.compile("[\ud800-\udfff]")
 
 
@@ -149,6 +150,18 @@ class PublishError(NattyError):
         self.msg_id = msg_id
         self.data = data
         self.in_doubt = in_doubt
+
+
+def name_missing(kind: type[JetStreamError], subject: str) -> str:
+    """Return the sentence for the missing stream or consumer that an API request names; "" for other errors."""
+    match = _ABOUT.search(subject)
+    if match is None or kind not in (StreamNotFoundError, ConsumerNotFoundError):
+        return ""
+    stream, consumer = match[1], match[2]
+    if kind is StreamNotFoundError:
+        return f"there is no stream {stream}: check the name, or create it with create_stream or ensure_stream"
+    missing = f"consumer {consumer}" if consumer else "such consumer"
+    return f"stream {stream} has no {missing}: check the name, or create it with create_consumer or ensure_consumer"
 
 
 class BucketNotFoundError(StreamNotFoundError):

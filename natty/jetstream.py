@@ -28,6 +28,7 @@ from natty.errors import (
     UnsupportedError,
     WrongLastSequenceError,
     legible,
+    name_missing,
 )
 from natty.names import check_subject, decode, delivered_subject
 from natty.wire import tracing
@@ -392,5 +393,5 @@ def _error(refused: _Refusal, subject: str) -> JetStreamError:
     kind = _ERRORS.get(refused.err_code, JetStreamError)
     if kind is StreamNotFoundError and ".KV_" in subject:
         return BucketNotFoundError(f"there is no bucket {subject.partition('.KV_')[2]}", code=404, err_code=10059)
-    text = f"{refused.description} ({subject}, error {refused.err_code})"
+    text = f"{name_missing(kind, subject) or refused.description} ({subject}, error {refused.err_code})"
     return kind(text, code=refused.code, err_code=refused.err_code)

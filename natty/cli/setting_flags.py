@@ -175,7 +175,7 @@ def _option(flag: Flag, *, defaults: bool) -> Any:
 def _by_type(hint: Any, setting: Setting, *, in_seconds: bool) -> tuple[Any, Mapping[str, Any]]:
     if get_origin(hint) is Literal:
         return str, {"parser": one_of(*get_args(hint)), "metavar": "WORD"}
-    if hint == Duration or setting.metavar == "DURATION":
+    if hint == Duration:
         return (float, {"parser": seconds, "metavar": "DURATION"}) if in_seconds else (int, _LENGTH)
     if hint == Size:
         return int, {"parser": size_limit if setting.unlimited else size, "metavar": "SIZE"}

@@ -102,7 +102,9 @@ def _kinds(handler: Handler) -> list[Any]:
     for parameter in inspect.signature(handler).parameters.values():
         kind: Any = parameter.annotation
         positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        if not positional or (kinds and parameter.default is not parameter.empty):
+        if kinds and (parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL):
+            continue
+        if not positional and parameter.kind is not parameter.VAR_POSITIONAL:
             continue
         if isinstance(kind, str):
             try:

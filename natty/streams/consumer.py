@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from typing import Any
 
-from natty.config.units import NANOSECONDS, nanoseconds_of, parse_duration, parse_time, show_duration, show_time
+from natty.config.units import nanoseconds_of, parse_duration, parse_time, show_duration, show_time
 from natty.errors import ConfigError
 from natty.names import check_pattern, overlap
 from natty.streams.conversion import ONLY_DURABLE, check_consumer_settings, from_wire
@@ -40,8 +40,7 @@ def settings_from(document: Mapping[str, Any], where: str) -> ConsumerConfig:
     if document.get("deliver_subject"):
         raise ConfigError(f"{where} is the configuration of a push consumer: {ONLY_DURABLE}")
     settings = from_wire({name: value for name, value in document.items() if name not in _OF_ONE})
-    if waits := settings.get("backoff"):
-        settings["backoff"] = [wait / NANOSECONDS for wait in waits]
+    if settings.get("backoff"):
         settings.pop("ack_wait", None)  # the server shows the first delay as ack_wait
     if only := settings.pop("filter_subject", None):
         settings["filter_subjects"] = [only]

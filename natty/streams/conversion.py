@@ -15,7 +15,7 @@ import msgspec
 from natty.config.units import NANOSECONDS, parse_duration, parse_size
 from natty.errors import ConfigError
 from natty.streams.nearest import nearest
-from natty.streams.schema import ConsumerConfig, Duration, Size, StreamConfig, Texts, rows
+from natty.streams.schema import ConsumerConfig, ConsumerLimits, Duration, Size, StreamConfig, Texts, rows
 
 Table = dict[str, Any]
 ONLY_DURABLE = (
@@ -47,6 +47,10 @@ _CONSUMER = {
     if name not in ("filter_subject", "pause_until")  # read as `filter_subjects`; only for a new consumer, see `ensure`
 }
 _EVERY = _STREAM | _CONSUMER
+_TABLES: Mapping[str, Mapping[str, Any]] = {
+    "consumer_limits": {name: hint for name, (hint, _) in rows(ConsumerLimits).items()}
+}
+"""The tables that have durations: natty converts these, and checks their settings."""
 _OF_PUSH = {"deliver_subject", "deliver_group", "flow_control", "idle_heartbeat", "rate_limit_bps"}
 _LONGEST = 2**63 / NANOSECONDS  # seconds that the server's field holds
 
@@ -104,6 +108,8 @@ def to_wire(settings: Mapping[str, Any]) -> Table:
             value = round(value * NANOSECONDS)
         elif name in LISTS_OF_SECONDS:
             value = [round(one * NANOSECONDS) for one in value]
+        elif name in _TABLES:
+            value = to_wire(value)
         wire[name] = value
     return wire
 
@@ -116,9 +122,13 @@ def stream_config_of(document: Mapping[str, Any]) -> StreamConfig:
 def from_wire(config: Mapping[str, Any]) -> Table:
     """Return a server's configuration with durations in seconds; a value that is not a number stays as it is."""
     settings = dict(config)
-    for name in DURATIONS & config.keys():
-        if isinstance(config[name], int):
-            settings[name] = config[name] / NANOSECONDS
+    for name, value in config.items():
+        if name in DURATIONS and isinstance(value, int):
+            settings[name] = value / NANOSECONDS
+        elif name in LISTS_OF_SECONDS and isinstance(value, list):
+            settings[name] = [one / NANOSECONDS if isinstance(one, int) else one for one in value]
+        elif name in _TABLES and isinstance(value, Mapping):
+            settings[name] = from_wire(value)
     return settings
 
 
@@ -138,6 +148,8 @@ def _read(table: Mapping[str, Any], known: Mapping[str, Any], where: str, *, uni
                 raise ConfigError(
                     f"{where}: {name} is {value!r}, and must be {_words(name, wanted, units=units)}"
                 ) from error
+            if name in _TABLES:
+                read[name] = _read(read[name], _TABLES[name], f"{where}: {name}", units=units)
     return read
 
 

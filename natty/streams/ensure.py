@@ -195,6 +195,7 @@ class _Stream:
     exists_error = StreamExistsError
     missing_error = StreamNotFoundError
     exists_code = STREAM_EXISTS
+    kind: ClassVar[str] = "stream"
     judges: ClassVar[Mapping[str, Judge]] = STREAM
     anew = "create another stream and copy the messages by its `sources`, or delete this one with `natty stream rm`"
 
@@ -203,6 +204,11 @@ class _Stream:
 
     def __str__(self) -> str:
         return f"stream {self.name}"
+
+    @property
+    def ensure(self) -> str:
+        """The beginning of the call that changes it."""
+        return f'ensure_stream("{self.name}", …'
 
     async def read(self) -> dict[str, Any] | None:
         try:
@@ -230,6 +236,7 @@ class _Consumer:
     exists_error = ConsumerExistsError
     missing_error = ConsumerNotFoundError
     exists_code = _CONSUMER_EXISTS
+    kind: ClassVar[str] = "consumer"
     judges: ClassVar[Mapping[str, Judge]] = CONSUMER
     anew = "create another consumer, or delete this one: its position is then lost"
 
@@ -239,6 +246,11 @@ class _Consumer:
 
     def __str__(self) -> str:
         return f"consumer {self.name} of stream {self.stream}"
+
+    @property
+    def ensure(self) -> str:
+        """The beginning of the call that changes it."""
+        return f'ensure_consumer("{self.stream}", "{self.name}", …'
 
     async def read(self) -> dict[str, Any] | None:
         try:
@@ -318,12 +330,10 @@ def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -
     if any(one.risk is Risk.FIXED for one in refused):
         text += f" To change a fixed setting: {target.anew}."
     if any(one.risk is Risk.DESTRUCTIVE for one in refused):
-        text += " To change it anyway: `natty stream apply --allow-destructive`, or allow_destructive=True."
+        called = f"{target.ensure}, allow_destructive=True)"
+        text += f" To change it anyway: `natty stream apply --allow-destructive`, or `{called}`."
     if any(one.risk is Risk.SAFE for one in refused):
-        text += (
-            " To change safe settings: `natty stream edit`, `natty consumer edit`, or ensure_stream and"
-            " ensure_consumer."
-        )
+        text += f" To change safe settings: `natty {target.kind} edit`, or `{target.ensure})`."
     raise target.exists_error(text)
 
 

@@ -12,7 +12,6 @@ from natty.jetstream import JetStream
 from natty.streams.schema import (
     AckPolicy,
     Compression,
-    ConsumerLimits,
     DeliverPolicy,
     Discard,
     ExternalStream,
@@ -26,6 +25,13 @@ from natty.streams.schema import (
     StreamSource,
     SubjectTransform,
 )
+
+
+class ServerConsumerLimits(TypedDict, total=False):
+    """The limits of a stream's consumers as the server writes them."""
+
+    inactive_threshold: int  # nanoseconds
+    max_ack_pending: int
 
 
 class ServerStreamConfig(TypedDict, total=False):
@@ -66,7 +72,7 @@ class ServerStreamConfig(TypedDict, total=False):
     placement: Placement
     republish: Republish
     subject_transform: SubjectTransform
-    consumer_limits: ConsumerLimits
+    consumer_limits: ServerConsumerLimits
     mirror: StreamSource
     sources: list[StreamSource]
 

@@ -95,8 +95,8 @@ class ConsumerLimits(TypedDict, total=False):
     """The limits and defaults of the consumers of a stream."""
 
     # fmt: off
-    inactive_threshold: Annotated[int, Setting(flag="limit-consumer-inactive", metavar="DURATION", editable=False)]
-    """Longest time that a consumer may be inactive, such as 1h; in Python and TOML nanoseconds."""
+    inactive_threshold: Annotated[Duration, Setting(flag="limit-consumer-inactive", editable=False)]
+    """Longest time that a consumer may be inactive, in seconds or as text such as 1h."""
     max_ack_pending: Annotated[int, Setting(flag="limit-consumer-max-pending", unlimited=True, editable=False)]
     """Maximum number of unacknowledged messages of a consumer."""
     # fmt: on

@@ -129,7 +129,7 @@ def test_a_durable_with_other_settings(shell, stream, served):
     assert (
         f"consumer other of stream {stream} exists with another configuration: ack_wait is 700 s, wanted 120 s (destr"
     ) in said
-    assert "To change it anyway: `natty stream apply --allow-destructive`, or allow_destructive=True" in said
+    assert f'or `ensure_consumer("{stream}", "other", …, allow_destructive=True)`.' in said
 
 
 ENSURE = """
@@ -153,7 +153,7 @@ def test_a_stream_with_another_configuration(shell, stream, tmp_path):
     assert said == (
         f"stream {stream} exists with another configuration: subjects is ['{stream}.*'], wanted ['other.*']"
         f" (destructive: messages on {stream}.* would not be stored any more). Nothing was changed. To change it"
-        " anyway: `natty stream apply --allow-destructive`, or allow_destructive=True."
+        f' anyway: `natty stream apply --allow-destructive`, or `ensure_stream("{stream}", …, allow_destructive=True)`.'
     )
 
 

@@ -97,7 +97,10 @@ BAD_INPUT = {
     ("sub", "a b"): (1, "subject 'a b' is empty, or contains a blank"),
     ("sub", "s", "--stream", "S", "--queue", "q"): (2, "--stream excludes --queue; share work with a durable consumer"),
     ("sub", "s", "--stream", "a.b"): (1, "stream name 'a.b': '.' at character 2 is not allowed"),
-    ("sub", "s", "--stream", "nothing_here"): (1, "stream not found"),
+    ("sub", "s", "--stream", "nothing_here"): (
+        1,
+        "there is no stream nothing_here: check the name, or create",
+    ),
     ("consumer", "next", "S"): (2, "Missing argument 'consumer'."),
     ("consumer", "next", "S", "a b"): (1, "consumer name 'a b': ' ' at character 2 is not allowed"),
     ("consumer", "next", "nothing_here", "d"): (1, "there is no stream nothing_here"),

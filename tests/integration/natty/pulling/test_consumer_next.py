@@ -185,7 +185,7 @@ async def test_a_consumer_that_is_deleted_meanwhile_is_told(natty, natty_name):
         while not (await natty.jetstream.request(f"CONSUMER.INFO.{name}.c"))["num_waiting"]:
             await asyncio.sleep(0.01)
     await natty.delete_consumer(name, "c")
-    with pytest.raises(ConsumerNotFoundError, match="consumer not found"):
+    with pytest.raises(ConsumerNotFoundError, match=f"stream {name} has no consumer c: check"):
         await taking
 
 

@@ -35,7 +35,8 @@ async def test_a_stream_with_other_settings_is_refused_and_left_as_it_is(natty, 
         f"stream {stream} exists with another configuration: max_age is 3600 s, wanted 60 s (destructive: messages"
         f" beyond it are deleted); subjects is ['{stream}.>'], wanted ['other'] (destructive: messages on"
         f" {stream}.> would not be stored any more). Nothing was changed."
-        " To change it anyway: `natty stream apply --allow-destructive`, or allow_destructive=True."
+        " To change it anyway: `natty stream apply --allow-destructive`, or"
+        f' `ensure_stream("{stream}", …, allow_destructive=True)`.'
     )
     assert await config(natty, stream) == before
 

@@ -8,6 +8,7 @@ from patient import PATIENCE, PATIENT, until
 
 from natty import (
     ConsumerExistsError,
+    ConsumerNotFoundError,
     Natty,
     NotConnectedError,
     RequestTimeoutError,
@@ -72,12 +73,51 @@ async def test_what_the_server_never_changes_is_refused_with_the_way_round(natty
 
 async def test_create_changes_nothing_and_says_what_would(natty, stream):
     assert await natty.create_stream(stream, max_msgs=100) == await config(natty, stream)
-    with pytest.raises(StreamExistsError, match=r"max_msgs is 100, wanted 200\. Nothing .* ensure_stream and ensure_c"):
+    with pytest.raises(StreamExistsError, match=r"max_msgs is 100, wanted 200\. Nothing .*`ensure_stream\(.*, …\)`"):
         await natty.create_stream(stream, max_msgs=200)
     await natty.create_consumer(stream, "d", ack_wait=5)
     with pytest.raises(ConsumerExistsError, match=r"ack_wait is 5 s, wanted 9 s\. Nothing was changed"):
         await natty.create_consumer(stream, "d", ack_wait=9)
+    with pytest.raises(ConsumerExistsError, match=r'`natty consumer edit`, or `ensure_consumer\(".*", "d", …\)`'):
+        await natty.consume(stream, "d", print, consumer={"ack_wait": 9})
     assert (await config(natty, stream))["max_msgs"] == 100
+
+
+async def test_a_limit_of_consumers_is_seconds_or_text(natty, natty_name):
+    name = natty_name("LIMITS")
+    for given in (3600, "1h"):
+        made = await natty.ensure_stream(name, subjects=[name], consumer_limits={"inactive_threshold": given})
+        assert made["consumer_limits"]["inactive_threshold"] == 3600 * 10**9
+
+
+async def test_a_bucket_with_other_settings_says_what_changes_it(natty, natty_name):
+    name = natty_name("B")
+    await natty.create_bucket(name, history=5)
+    with pytest.raises(StreamExistsError, match=rf'`ensure_stream\("KV_{name}", …, allow_destructive=True\)`'):
+        await natty.create_bucket(name, history=2)
+    await natty.ensure_stream(f"KV_{name}", allow_destructive=True, max_msgs_per_subject=2)
+    await natty.create_bucket(name, history=2)
+
+
+@pytest.mark.parametrize("call", ["consume", "pull", "stream_info", "consumer_info", "get_message", "purge_stream"])
+async def test_a_missing_stream_is_named_with_what_to_do(natty, natty_name, call):
+    name = natty_name("NOPE")
+    calls = {
+        "consume": lambda: natty.consume(name, "w", print).run(),
+        "pull": lambda: anext(aiter(natty.pull(name, "w"))),
+        "stream_info": lambda: natty.stream_info(name),
+        "consumer_info": lambda: natty.consumer_info(name, "w"),
+        "get_message": lambda: natty.get_message(name, sequence=1),
+        "purge_stream": lambda: natty.purge_stream(name),
+    }
+    said = f"there is no stream {name}: check the name, or create it with create_stream or ensure_stream"
+    with pytest.raises(StreamNotFoundError, match=said):
+        await calls[call]()
+
+
+async def test_a_missing_consumer_is_named_with_what_to_do(natty, stream):
+    with pytest.raises(ConsumerNotFoundError, match=f"stream {stream} has no consumer w: check the name, or create it"):
+        await natty.consumer_info(stream, "w")
 
 
 async def test_a_consumers_safe_settings_are_changed_and_the_rest_is_kept(natty, stream):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from natty.consuming.handler import BodyError, HandlerTimeoutError, caller, is_async, within
+from natty.consuming.handler import BodyError, HandlerTimeoutError, caller, is_async, takes_message, within
 from natty.wire.message import Batch, Message
 
 if TYPE_CHECKING:
@@ -180,3 +180,8 @@ def test_what_can_not_be_called_is_refused_with_what_is_given():
     assert "takes Message, Order" in refused(two)
     assert "name 'Unknown' is not defined" in refused(unknown)
     assert "a handler of batches takes a list[Message] or a Batch, not Order" in refused(body, batch=True)
+
+
+@pytest.mark.parametrize("handler", [print, lambda *messages: None])
+def test_a_handler_may_take_any_number_of_arguments(handler):
+    assert takes_message(handler)

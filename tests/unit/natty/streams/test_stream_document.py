@@ -1,13 +1,15 @@
 import json
+from typing import is_typeddict
 
 import pytest
 
 from natty import NattyError
 from natty.errors import BadSubjectError, ConfigError
 from natty.names import check_pattern
-from natty.streams.conversion import from_wire, to_wire
+from natty.streams.conversion import check_consumer_settings, check_stream_settings, from_wire, to_wire
 from natty.streams.document import check, complaints, copy_settings, load_document, strip_marks
 from natty.streams.refusal import sentence
+from natty.streams.schema import ConsumerConfig, Duration, StreamConfig, rows
 
 SECOND = 1_000_000_000
 ORDERS = {"name": "ORDERS", "subjects": ["orders.>"], "max_age": 3600 * SECOND, "max_bytes": 1024**3}
@@ -108,7 +110,27 @@ def test_a_copy_has_everything_but_what_belongs_to_the_one_stream():
 
 def test_durations_come_back_as_they_went():
     settings = {"max_age": 3600.5, "duplicate_window": 120.0, "max_msgs": 5, "subjects": ["a"]}
+    settings |= {"consumer_limits": {"inactive_threshold": 1.5, "max_ack_pending": 7}, "backoff": [1.0, 2.5]}
     assert from_wire(to_wire(settings)) == settings
+    assert to_wire(settings)["consumer_limits"] == {"inactive_threshold": 1_500_000_000, "max_ack_pending": 7}
+
+
+@pytest.mark.parametrize("kind", [StreamConfig, ConsumerConfig])
+def test_every_duration_of_a_setting_is_nanoseconds_on_the_wire(kind):
+    """Also a duration inside a table: a new one without its conversion fails here."""
+
+    def durations(one):
+        for name, (hint, _) in rows(one).items():
+            if hint == Duration:
+                yield {name: "1h"}, {name: 3600 * SECOND}
+            elif is_typeddict(hint):
+                yield from (({name: given}, {name: written}) for given, written in durations(hint))
+
+    check = check_stream_settings if kind is StreamConfig else check_consumer_settings
+    found = list(durations(kind))
+    assert found
+    for given, written in found:
+        assert to_wire(check(given)) == written
 
 
 @pytest.mark.parametrize("pattern", ["orders", "orders.>", "*.eu.*", ">", "größe.1"])

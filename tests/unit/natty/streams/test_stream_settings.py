@@ -14,6 +14,7 @@ from natty.streams.conversion import check_consumer_settings, check_stream_setti
         ({"max_age": 60, "duplicate_window": "90s"}, {"max_age": 60.0, "duplicate_window": 90.0}),
         ({"max_bytes": "1GiB", "max_msg_size": 512}, {"max_bytes": 2**30, "max_msg_size": 512}),
         ({"subjects": ("a", "b")}, {"subjects": ["a", "b"]}),
+        ({"consumer_limits": {"inactive_threshold": "1h"}}, {"consumer_limits": {"inactive_threshold": 3600.0}}),
         ({"description": None, "max_msgs": 0}, {"max_msgs": 0}),
     ],
 )
@@ -54,6 +55,14 @@ def test_a_consumer_may_be_given_units(given, read):
         ({"metadata": {"a": 1}}, "metadata is {'a': 1}, and must be a table of strings"),
         ({"mirror": "OTHER"}, "mirror is 'OTHER', and must be a table"),
         ({"sources": [5]}, r"sources is \[5\], and must be a list of tables"),
+        (
+            {"consumer_limits": {"inactive_treshold": 5}},
+            "consumer_limits: there is no setting inactive_treshold; did",
+        ),
+        (
+            {"consumer_limits": {"inactive_threshold": "soon"}},
+            "consumer_limits: inactive_threshold is 'soon', and",
+        ),
     ],
 )
 def test_what_a_stream_can_not_be_given_is_told_in_a_sentence(given, said):
