@@ -2,6 +2,8 @@
 
 It uses TLS with a certificate that can be replaced while it runs, refuses host names that are not its own (DNS
 rebinding), and disconnects clients that send or read too slowly. It needs aiohttp (the extra `metrics`).
+
+It has at most MOST_CONNECTIONS at a time, further clients wait: silent clients leave file descriptors to the program.
 """
 
 from __future__ import annotations
@@ -12,9 +14,8 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from aiohttp.http import HttpProcessingError
 from natty.errors import ConfigError
 from natty.metrics.access import REFUSED_HOST, Certificate, Hosts, is_loopback, warn_if_open
 from natty.metrics.pages import PROBES, Answer, Guard, Pages, guard_of, place_of
+from natty.wire.repeated import Repeated
 
 logger = logging.getLogger("natty.httpd")
 
@@ -35,6 +37,10 @@ IDLE_TIMEOUT = 30.0
 LINGER_TIME = 1.0
 """Seconds in which the server discards the unread rest of a request, so that the client sees its answer."""
 MAX_HEAD_BYTES = 8 * 1024
+MOST_CONNECTIONS = 64
+"""Connections at a time, those included that still establish TLS."""
+BACKLOG = 100  # connections that wait in the kernel
+ACCEPT_PAUSE = 1.0  # seconds after a failed accept, for example without free file descriptors
 DETAILS = {
     HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
     HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": 'Basic realm="the token is the password", charset="UTF-8"'},
@@ -63,7 +69,8 @@ async def serve_pages(address: str, pages: Pages, guard: Guard | None = None) ->
     host, port = place_of(address)
     guard = guard_of(address) if guard is None else guard
     application = web.Application(middlewares=[_answer_from(pages, guard)])
-    async with _listen(application, (host, port), guard.certificate, guard.hosts, PAGE_TIMEOUT, PAGE_TIMEOUT) as url:
+    limits = _Limits(PAGE_TIMEOUT, PAGE_TIMEOUT, one_request=True)
+    async with _listen(application, (host, port), guard.certificate, guard.hosts, limits) as url:
         yield urlsplit(url).port or 0
 
 
@@ -88,8 +95,16 @@ async def serve(
         raise ConfigError(f"without TLS, only a loopback address can be served, not {host!r}: give --cert and --key")
     warn_if_open("the page", host, has_tokens=has_tokens)
     names = Hosts.of(host, hosts, has_tokens=has_tokens)
-    async with _listen(application, (host, port), tls, names, head_timeout, IDLE_TIMEOUT) as url:
+    async with _listen(application, (host, port), tls, names, _Limits(head_timeout, IDLE_TIMEOUT)) as url:
         yield url
+
+
+class _Limits(NamedTuple):
+    """What a connection may take: seconds for its first head, and to read an answer."""
+
+    head: float
+    answer: float
+    one_request: bool = False
 
 
 @asynccontextmanager
@@ -98,61 +113,136 @@ async def _listen(
     place: tuple[str, int],
     tls: Certificate | None,
     hosts: Hosts | None,
-    head_timeout: float,
-    answer_timeout: float,
+    limits: _Limits,
 ) -> AsyncIterator[str]:
     """Serve the application and yield its URL. At the end, close all connections."""
     host, port = place
-    application.middlewares.insert(0, _answer_in_time(hosts, answer_timeout))
-    application.on_response_prepare.append(_hide_version)
-    runner = web.AppRunner(application, shutdown_timeout=head_timeout)
+    application.middlewares.insert(0, _check_host(hosts))
+    runner = web.AppRunner(application, shutdown_timeout=limits.head)
     await runner.setup()
     assert runner.server is not None
-
-    def connect(server: web.Server) -> asyncio.Protocol:
-        if tls is not None:
-            tls.refresh()
-        return _Connection(server, head_timeout)
-
+    door = _Door(runner.server, tls, limits)
     try:
+        sockets = await _bind(host, port)
+        tasks = [asyncio.create_task(door.accept_from(one)) for one in sockets]
         try:
-            server = await asyncio.get_running_loop().create_server(
-                partial(connect, runner.server),
-                host or None,
-                port,
-                ssl=tls.context if tls else None,
-                ssl_handshake_timeout=head_timeout if tls else None,
-                ssl_shutdown_timeout=head_timeout if tls else None,
-                reuse_address=True,
-            )
-        except OSError as error:
-            raise ConfigError(_explain_failure(f"{host}:{port}", error)) from error
-        try:
-            taken = server.sockets[0].getsockname()[1]
+            taken = sockets[0].getsockname()[1]
             yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{taken}"
         finally:
-            server.close()
+            await _end(tasks)
+            for one in sockets:
+                one.close()
     finally:
-        left = [one.transport for one in runner.server.connections if one.transport is not None]
         await runner.cleanup()
-        for transport in left:  # a TLS close would wait for the client
-            transport.abort()
-        await asyncio.sleep(0)
+        await _end(list(door.serving))
+        await asyncio.sleep(0)  # the event loop closes what was aborted
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Return the sockets that listen on the addresses of a host ("": every address). ConfigError."""
+    loop, sockets, failure = asyncio.get_running_loop(), list[socket.socket](), OSError("the host has no address")
+    try:
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((one[0], one[4]) for one in found):
+            try:
+                sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            except OSError as error:
+                failure = error
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # a host name may have such addresses
+                    raise
+            else:
+                sockets[-1].setblocking(False)
+        if not sockets:
+            raise failure
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise ConfigError(_explain_failure(f"{host}:{port}", error)) from error
+    return sockets
+
+
+class _Door:
+    """Accepts connections, not more than MOST_CONNECTIONS at a time."""
+
+    def __init__(self, server: web.Server, tls: Certificate | None, limits: _Limits) -> None:
+        self._server, self._tls, self._limits = server, tls, limits
+        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._repeated = Repeated(logger)
+        self.serving: set[asyncio.Task[None]] = set()
+
+    async def accept_from(self, listening: socket.socket) -> None:
+        """Accept and serve connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._room.locked():
+                full = f"there are {MOST_CONNECTIONS} connections to the pages: further clients wait"
+                self._repeated.warning(full, full, extra={"action": "pages_full"})
+            await self._room.acquire()
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                self._room.release()
+                text = "a connection to the pages can't be accepted"
+                self._repeated.warning(text, f"{text}: {error}", extra={"action": "accept_failed"})
+                await asyncio.sleep(ACCEPT_PAUSE)
+            else:
+                task = asyncio.create_task(self._serve(accepted))
+                self.serving.add(task)
+                task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self.serving.discard(task)
+        self._room.release()
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        """Serve a connection to its end. When cancelled, abort it: a close would wait for the client."""
+        tls, wait = self._tls, self._limits.head
+        if tls is not None:
+            tls.refresh()
+        connection = _Connection(self._server, self._limits)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=tls.context if tls else None,
+                ssl_handshake_timeout=wait if tls else None,
+                ssl_shutdown_timeout=wait if tls else None,
+            )
+            await connection.wait_until_lost()
+        except OSError as error:  # the client ended the connection, or does not speak TLS
+            logger.debug("a connection to the pages was not established: %s", error)
+        finally:
+            connection.abort()
 
 
 class _Connection(web.RequestHandler):
     """One connection. It is closed if the head of its first request is too long, incomplete or late.
 
-    A client that closes its side of a plain connection after its first request still gets the answer.
+    It is aborted if the client does not read what is sent to it, also while it is closed. A client that closes its side
+    of a plain connection after its first request still gets the answer.
     """
 
-    def __init__(self, server: web.Server, head_timeout: float) -> None:
+    def __init__(self, server: web.Server, limits: _Limits) -> None:
         loop, options = asyncio.get_running_loop(), dict[str, Any](access_log=None, lingering_time=LINGER_TIME)
         super().__init__(server, loop=loop, logger=logger, keepalive_timeout=IDLE_TIMEOUT, **options)
+        self._limits = limits
+        self._wire: asyncio.Transport | None = None  # aiohttp forgets its own when it closes it
+        self._lost = asyncio.Event()
         self._head: bytes | None = b""  # of the first request; None when it is complete
         self._is_answered = False
         self._is_half_closed = False
-        self._deadline = loop.call_later(head_timeout, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+        self._deadline = loop.call_later(limits.head, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; asyncio calls this."""
+        self._wire = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client; asyncio calls this."""
@@ -175,27 +265,55 @@ class _Connection(web.RequestHandler):
         self._is_half_closed = is_plain and not self._is_answered
         return self._is_half_closed
 
+    def pause_writing(self) -> None:
+        """Give the client its time to read what it was sent; asyncio calls this."""
+        super().pause_writing()
+        self._abort_later()
+
+    def resume_writing(self) -> None:
+        """Go on, since the client has read; asyncio calls this."""
+        super().resume_writing()
+        if self._wire is not None and not self._wire.is_closing():
+            self._deadline.cancel()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection; asyncio calls this."""
         self._deadline.cancel()
+        self._lost.set()
         super().connection_lost(exc)
 
-    async def send(self, request: web.Request, response: web.StreamResponse, timeout: float) -> None:
-        """Send an answer, and abort the connection if the client does not take it in time."""
-        self._is_answered = True
-        if self._is_half_closed:
-            response.force_close()
-        transport = self.transport
+    async def wait_until_lost(self) -> None:
+        """Return when the connection has ended, or if it never began."""
+        if self._wire is not None:
+            await self._lost.wait()
+
+    def abort(self) -> None:
+        """End the connection at once, and drop what was not sent yet."""
+        self._deadline.cancel()
+        if self._wire is not None:
+            self._wire.abort()
+
+    async def start(self) -> None:
+        """Serve the requests, and close; aiohttp calls this. A close waits for the client: limit that, too."""
         try:
-            async with asyncio.timeout(timeout):
-                await response.prepare(request)
-                await response.write_eof()
-        except TimeoutError:
-            if transport is not None:
-                transport.abort()
-        else:
-            if not response.keep_alive and transport is not None:  # a part of the answer may still be in its buffers
-                self._deadline = asyncio.get_running_loop().call_later(timeout, transport.abort)
+            await super().start()
+        finally:
+            self._abort_later()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; aiohttp calls this for every one, its own refusals included."""
+        self._is_answered = True
+        if self._is_half_closed or self._limits.one_request:
+            resp.force_close()
+        resp.headers.setdefault("Server", "natty")  # aiohttp's own has the versions of Python and aiohttp
+        return await super().finish_response(request, resp, start_time)
+
+    def _abort_later(self) -> None:
+        if not self._lost.is_set():
+            self._deadline.cancel()
+            self._deadline = asyncio.get_running_loop().call_later(self._limits.answer, self.abort)
 
     def _refuse(self, status: HTTPStatus) -> None:
         """Answer an incomplete request, and close the connection."""
@@ -207,16 +325,12 @@ class _Connection(web.RequestHandler):
         self.force_close()
 
 
-def _answer_in_time(hosts: Hosts | None, seconds: float) -> Any:
-    """Return the middleware that refuses requests for other hosts, and clients that do not read their answer."""
+def _check_host(hosts: Hosts | None) -> Any:
+    """Return the middleware that refuses requests for other hosts."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, _Connection)
-        response = _refuse(request, hosts) or await handler(request)
-        await connection.send(request, response, seconds)
-        return response
+        return _refuse(request, hosts) or await handler(request)
 
     return answer
 
@@ -238,7 +352,6 @@ def _answer_from(pages: Pages, guard: Guard) -> Any:
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = _page(pages, guard, request)
         response.headers["Cache-Control"] = "no-store"
-        response.force_close()
         return response
 
     return answer
@@ -267,11 +380,6 @@ def _response(status: HTTPStatus, body: bytes = b"") -> web.Response:
 
 def _sentence(status: HTTPStatus) -> bytes:
     return f"{status} {status.phrase}\n".encode()
-
-
-async def _hide_version(request: web.Request, response: web.StreamResponse) -> None:
-    """Remove the versions of Python and aiohttp from the headers."""
-    response.headers.pop("Server", None)
 
 
 def _explain_failure(address: str, error: OSError) -> str:

@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import signal
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -77,9 +79,11 @@ sys.argv = ["capture", "run", "--config", config, "--node-name", node, *options]
 main()
 """
 
+FEW_DESCRIPTORS = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n" + RUNS
 
-def start(fleet, node, config, fault="", *options):
-    return fleet.start(node, config, script=RUNS, arguments=[node, fault, *options])
+
+def start(fleet, node, config, fault="", *options, script=RUNS):
+    return fleet.start(node, config, script=script, arguments=[node, fault, *options])
 
 
 def order(number):
@@ -159,6 +163,27 @@ async def test_a_node_whose_store_is_away_goes_on_and_stores_everything_when_it_
     away.unlink()
     await fleet.until_all_acked(60)  # far below ack_wait
     assert await fleet.stop(node) == 0
+    await verified(fleet, config, 60)
+
+
+async def test_silent_clients_of_the_metrics_page_take_no_file_descriptor_that_capture_needs(fleet):
+    (port,) = free_ports(1)
+    config = fleet.configure(limits__max_age=0.3)
+    node = start(fleet, "node-1", config, "", "--metrics", f"127.0.0.1:{port}", script=FEW_DESCRIPTORS)
+    await fleet.publish(orders(30))
+    await fleet.until_all_acked(30)
+    with ExitStack() as silent:
+        for _ in range(300):
+            client = silent.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        await fleet.said("node-1", "connections to the pages: further clients wait")
+        await fleet.publish(orders(30))
+        await fleet.until_all_acked(60)
+    answer = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{port}/livez", timeout=PATIENCE).status)
+    assert answer == 200
+    assert await fleet.stop(node) == 0
+    assert "Too many open files" not in fleet.log("node-1").read_text()
     await verified(fleet, config, 60)
 
 

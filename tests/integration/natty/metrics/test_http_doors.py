@@ -6,24 +6,23 @@ import logging
 import ssl
 import tracemalloc
 from base64 import b64encode
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
 import pytest
 from aiohttp import web
+from http_pages import LINE, ask, capture_page, natty_page, servers
 from patient import PATIENCE
 from secret import write_secret
 
-from capture.status.status_page import StatusPage
 from natty import ConfigError
 from natty.errors import TLSError
 from natty.metrics import http
 from natty.metrics.access import Certificate, Hosts, Tokens
-from natty.metrics.pages import Answer, guard_of
+from natty.metrics.pages import guard_of
 from natty.testing import DevCA
 
 TOKEN = "a token that nobody guesses"
 ROOM = 7 * 1024  # bytes that a head may have besides its first lines
-LINE = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
 MALFORMED = {
     "blanks and a NUL": LINE + b"X:" + b" " * ROOM + b"\0",
     "tabs and blanks and a NUL": LINE + b"X:" + b" \t" * (ROOM // 2) + b"\0",
@@ -38,48 +37,6 @@ MALFORMED = {
     "many fields": LINE + b"X: y\r\n" * (ROOM // 6) + b"no colon",
 }
 BOMB = gzip.compress(bytes(200 << 20), 1)
-REQUEST = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
-
-
-@asynccontextmanager
-async def natty_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http, "PAGE_TIMEOUT", slow)
-        files = {"cert": tls.server_cert, "key": tls.server_key} if tls else {}
-        guard = guard_of("127.0.0.1:0", tokens=tokens, hosts=hosts, **files)
-        pages = {"/metrics": lambda: Answer(b"figures"), "/livez": lambda: Answer(b"alive\n")}
-        async with http.serve_pages("127.0.0.1:0", pages, guard) as port:
-            yield port
-
-
-@asynccontextmanager
-async def capture_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
-    async def look():
-        return []
-
-    page = StatusPage(look, tokens)
-    certificate = Certificate(tls.server_cert, tls.server_key) if tls else None
-    how = {"has_tokens": bool(tokens), "hosts": hosts, "head_timeout": slow}
-    async with http.serve(page.application(), "127.0.0.1", 0, certificate, **how) as url:
-        yield int(url.rpartition(":")[2])
-
-
-servers = pytest.mark.parametrize("serving", [natty_page, capture_page])
-
-
-async def ask(port, path="/metrics", host="localhost", *fields, tls=None):
-    """Return the status and the body of an answer."""
-    context = ssl.create_default_context(cafile=tls.ca) if tls else None
-    name = {"server_hostname": "localhost"} if tls else {}
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, **name)
-    try:
-        head = REQUEST.format(path=path, host=host).encode() + b"".join(field + b"\r\n" for field in fields)
-        writer.write(head + b"\r\n")
-        async with asyncio.timeout(PATIENCE):
-            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    finally:
-        writer.close()
-    return int(head.split()[1]), body
 
 
 @servers
