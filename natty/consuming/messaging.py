@@ -12,9 +12,10 @@ from natty.config.units import check_seconds
 from natty.consuming.handler import is_async
 from natty.names import decode
 from natty.wire.background import is_cancellation
-from natty.wire.connection import Connection, Subscription
+from natty.wire.connection import Connection
 from natty.wire.lifetime import Running, RunsAsTask
 from natty.wire.message import Headers, RawMessage, Received, encode_headers
+from natty.wire.session import Subscription
 
 logger = logging.getLogger("natty.messaging")
 

@@ -25,12 +25,13 @@ from natty.elections.driver import Call, Driver, Report
 from natty.elections.machine import Candidate
 from natty.elections.options import PULSE, ElectionOptions
 from natty.elections.record import hinted_revision, republish_subject
-from natty.errors import BadRecordError, NattyError
+from natty.errors import BadRecordError, BadSubjectError, NattyError
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
 from natty.wire.background import keep_up, wait_until_set
-from natty.wire.connection import Connection, Subscription
+from natty.wire.connection import Connection
 from natty.wire.message import RawMessage
+from natty.wire.session import Subscription
 
 log = logging.getLogger("natty.leader")
 
@@ -237,4 +238,5 @@ class RenewerThread:
                 continue
             leading = driver is not None and driver.on_call(call)
             if reply:
-                self.connection.send(reply, msgspec.json.encode({"leading": leading}))
+                with contextlib.suppress(BadSubjectError):  # too long: nobody waits there
+                    self.connection.send(reply, msgspec.json.encode({"leading": leading}))

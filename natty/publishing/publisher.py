@@ -26,10 +26,10 @@ from natty.errors import (
 from natty.jetstream import JetStream, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
 from natty.wire import tracing
-from natty.wire.connection import Subscription
 from natty.wire.counters import PUBLISHER
 from natty.wire.message import Headers, RawMessage, as_payload, encode_headers, publish_headers, status_of
 from natty.wire.servers import NEEDS
+from natty.wire.session import Subscription
 
 logger = logging.getLogger("natty.publish")
 

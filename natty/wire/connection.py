@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
@@ -23,17 +24,16 @@ from natty.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     WrongLoopError,
-    legible,
 )
 from natty.names import check_line, decode, pattern_word, subject_word, wire_word
-from natty.wire.answers import Answers
-from natty.wire.background import AGAIN_AFTER, keep_up, wait_until_set
+from natty.wire.background import keep_up, wait_until_set
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
 from natty.wire.message import Outgoing, RawMessage, Sink, as_payload, check, status_of
+from natty.wire.refused_subscriptions import RefusedSubscriptions
 from natty.wire.repeated import Refusals, Repeated
-from natty.wire.session import Session
+from natty.wire.session import Session, Subscription
 
 logger = logging.getLogger("natty.connection")
 
@@ -41,32 +41,70 @@ DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
 RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
 RECONNECT_DELAY_MAX = 2.0
 SETTLED = 5.0  # seconds after which a session counts as one that works; after a shorter one there is a pause
-SUBSCRIBE_AGAIN_MAX = 10.0  # seconds between two tries of a subscription that the server refuses
+TOKENS = 256  # of reply subjects, that are drawn at a time
+TOKEN_LENGTH = 24  # hexadecimal digits: 96 random bits
 _request_word = lru_cache(maxsize=4096, typed=True)(subject_word)  # most requests go to a few subjects
 CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
 
 
-def _quote(subject: bytes) -> str:
-    """Return a subject as the server quotes it in its errors."""
-    return '"' + legible(decode(subject).replace("\\", r"\\").replace('"', r"\"")) + '"'
+class Answers:
+    """Requests that wait for their answers.
 
+    Each has its own reply subject below one inbox. Nobody can guess it: who gets a request can answer only that one.
+    """
 
-class Subscription:
-    """Passes the messages of a subject to a sink, in this session and in those that follow."""
+    def __init__(self, inbox: bytes) -> None:
+        self._inbox = inbox
+        self._tokens: list[bytes] = []
+        self._waiting: dict[bytes, tuple[asyncio.Future[RawMessage], bytes]] = {}
 
-    def __init__(self, connection: Connection, sid: int, subject: bytes, sink: Sink, queue: bytes) -> None:
-        self._connection = connection
-        self.sid, self.subject, self.sink, self.queue = sid, subject, sink, queue
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def __repr__(self) -> str:
-        return f"Subscription({decode(self.subject)!r})"
+        return f"Answers({len(self)} awaited)"
 
-    def close(self, *, last: Sink | None = None) -> None:
-        """Unsubscribe. Idempotent. Messages that the server sent before it knew still go to `last`, if given.
+    @property
+    def subject(self) -> str:
+        """The subject of all answers."""
+        return f"{self._inbox.decode()}.*"
 
-        WrongLoopError, as for all methods of the connection that send.
-        """
-        self._connection._unsubscribe(self, last)
+    def expect(self, subject: bytes) -> tuple[bytes, asyncio.Future[RawMessage]]:
+        """Return the reply subject for a request on `subject`, and the future of its answer."""
+        reply = b"%b.%b" % (self._inbox, (self._tokens or self._draw()).pop())
+        future: asyncio.Future[RawMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[reply] = (future, subject)
+        return reply, future
+
+    def _draw(self) -> list[bytes]:
+        """Draw tokens for the next requests: one read of random bytes for many is much faster."""
+        drawn = os.urandom(TOKENS * TOKEN_LENGTH // 2).hex().encode()
+        self._tokens = [drawn[at : at + TOKEN_LENGTH] for at in range(0, len(drawn), TOKEN_LENGTH)]
+        return self._tokens
+
+    def forget(self, reply: bytes) -> None:
+        """Stop waiting for this answer."""
+        self._waiting.pop(reply, None)
+
+    def deliver(self, messages: list[RawMessage]) -> None:
+        """Give each answer to the request that it belongs to. This is the sink of `subject`."""
+        for raw in messages:
+            waiting = self._waiting.pop(raw[0], None)
+            if waiting is not None and not waiting[0].done():
+                waiting[0].set_result(raw)
+
+    def refuse(self, text: str) -> None:
+        """Fail the requests on a subject that the server does not permit, in its words: AuthorizationError."""
+        for future, subject in list(self._waiting.values()):
+            if b'"%b"' % subject in text.encode() and not future.done():
+                future.set_exception(AuthorizationError(f"not permitted: {text}"))
+
+    def fail(self, kind: type[NotConnectedError], text: str = "") -> None:
+        """Fail all of them: no more answers will come."""
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(kind(text))
+        self._waiting.clear()
 
 
 class Connection:
@@ -93,9 +131,8 @@ class Connection:
         self._max_payload = DEFAULT_MAX_PAYLOAD
         self._subscriptions: dict[bytes, Subscription] = {}
         self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server knows
-        self._refused: set[bytes] = set()  # the ids of subscriptions that the server refuses now
+        self._refused = RefusedSubscriptions(self._subscriptions, self._flush, config.timeout)
         self._repair: asyncio.Task[None] | None = None  # sends them again
-        self._refused_again: set[bytes] = set()  # of those, at the last try
         self._tasks: set[asyncio.Task[None]] = set()  # that end with the connection
         self._next_sid = 1
         self._answers_sid = b""  # of the subscription to our inbox
@@ -126,7 +163,7 @@ class Connection:
     @property
     def gets_no_answers(self) -> bool:
         """Whether the server refuses the subscription to our inbox: requests are sent, and no answer can arrive."""
-        return self._answers_sid in self._refused
+        return self._answers_sid in self._refused.ids
 
     @property
     def server_info(self) -> dict[str, Any]:
@@ -203,7 +240,7 @@ class Connection:
         self._session, self._url, self.state, self._thread = session, url, "connected", get_ident()
         self._max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
-        self._refused.clear()
+        self._refused.ids.clear()
         for subscription in self._subscriptions.values():
             session.subscribe(subscription.sid, subscription.subject, subscription.queue)
         self._connected.set()
@@ -228,31 +265,8 @@ class Connection:
     def _on_notice(self, text: str) -> None:
         """Take into account what the server does not permit, in its words."""
         self.refusals.add(text)
-        refused = {sid for sid, one in self._subscriptions.items() if f"Subscription to {_quote(one.subject)}" in text}
-        if refused and (self._repair is None or self._repair.done()):
-            self._repair = self._start(keep_up("subscribing again", self._subscribe_again))
-        self._refused |= refused
-        self._refused_again |= refused
-
-    async def _subscribe_again(self) -> None:
-        """Send refused subscriptions again until the server accepts them. It ignores those that it has."""
-        pause = AGAIN_AFTER
-        while self._refused:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, SUBSCRIBE_AGAIN_MAX)
-            if (session := self._flush()) is None:
-                continue
-            tried = {sid: one for sid, one in self._subscriptions.items() if sid in self._refused}
-            self._refused_again.clear()
-            for one in tried.values():
-                session.subscribe(one.sid, one.subject, one.queue)
-            with contextlib.suppress(OSError, NattyError):
-                async with asyncio.timeout(self.config.timeout):
-                    await session.ping()
-                for sid in self._refused - self._refused_again:
-                    if sid in tried:
-                        logger.info("the server accepts %r now", tried[sid], extra={"action": "subscribed"})
-                self._refused &= self._refused_again
+        if self._refused.add(text) and (self._repair is None or self._repair.done()):
+            self._repair = self._start(keep_up("subscribing again", self._refused.subscribe_again))
 
     async def _supervise(self) -> None:
         loop, delay = asyncio.get_running_loop(), RECONNECT_DELAY
@@ -459,7 +473,7 @@ class Connection:
         self.check_loop()
         subject_bytes, queue_bytes = pattern_word(subject), wire_word(queue) if queue else b""
         check_line(subject_bytes, queue_bytes, b"%d" % self._next_sid)
-        subscription = Subscription(self, self._next_sid, subject_bytes, sink, queue_bytes)
+        subscription = Subscription(self._unsubscribe, self._next_sid, subject_bytes, sink, queue_bytes)
         self._next_sid += 1
         self._subscriptions[b"%d" % subscription.sid] = subscription
         if (session := self._flush()) is not None:

@@ -15,7 +15,8 @@ import msgspec
 
 from natty.config.settings import Config
 from natty.errors import UNREADABLE, AuthorizationError, SessionEndedError
-from natty.wire.message import Outgoing, RawMessage
+from natty.names import decode
+from natty.wire.message import Outgoing, RawMessage, Sink
 
 if TYPE_CHECKING:
     from natty.wire.nats_py import OpeningClient
@@ -124,6 +125,28 @@ class Parser:
         for sid, batch in batches.items():
             self._deliver(sid, batch)
         batches.clear()
+
+
+class Subscription:
+    """Passes the messages of a subject to a sink, in this session and in those that follow."""
+
+    def __init__(
+        self,
+        unsubscribe: Callable[[Subscription, Sink | None], None],
+        sid: int,
+        subject: bytes,
+        sink: Sink,
+        queue: bytes,
+    ) -> None:
+        self._unsubscribe = unsubscribe
+        self.sid, self.subject, self.sink, self.queue = sid, subject, sink, queue
+
+    def __repr__(self) -> str:
+        return f"Subscription({decode(self.subject)!r})"
+
+    def close(self, *, last: Sink | None = None) -> None:
+        """Unsubscribe. Idempotent. Messages that the server sent before it knew still go to `last`, if given."""
+        self._unsubscribe(self, last)
 
 
 class Session:

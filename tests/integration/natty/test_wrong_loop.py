@@ -31,7 +31,8 @@ from natty import (
 )
 from natty.groups import ElasticGroup, Membership, StaticGroup
 from natty.templates import Templates
-from natty.wire.connection import Connection, Subscription
+from natty.wire.connection import Connection
+from natty.wire.session import Subscription
 
 ARGUMENTS = {
     "change": lambda value: b"2",

@@ -9,6 +9,7 @@ from patient import PATIENCE, PATIENT, until
 from natty import (
     BadSubjectError,
     ConnectionClosedError,
+    JetStreamError,
     Natty,
     NoRespondersError,
     NotConnectedError,
@@ -211,3 +212,26 @@ async def test_what_cannot_be_subscribed_to_is_refused(natty, subject):
     with pytest.raises(RuntimeError, match="was used already"):
         async with messages:
             pass
+
+
+async def test_a_handler_that_awaits_what_was_cancelled_has_failed_and_the_next_request_is_answered(natty, subject):
+    async def handle(message):
+        if not message.data:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        return message.data
+
+    async with natty.respond(subject, handle, concurrency=1) as responder:
+        assert "Nats-Service-Error" in (await natty.request(subject)).headers
+        assert (await natty.request(subject, b"1")).data == b"1"
+    assert (responder.handled, responder.failed) == (1, 1)
+
+
+@pytest.mark.parametrize("answer", [b"", b"not JSON", b"[]", b"{", b'{"error": "text"}', b'{"error": {"code": "x"}}'])
+async def test_an_answer_that_is_not_one_of_jetstreams_is_an_error_of_natty(natty, natty_name, nats_server, answer):
+    api = natty_name("FAKE")
+    options = PATIENT | nats_server.connect_options() | {"api_prefix": api}
+    async with natty.respond(f"{api}.>", lambda _: answer), Natty(**options) as client:
+        with pytest.raises(JetStreamError, match="INFO: the answer is not one of JetStream's"):
+            await client.jetstream.request("INFO")

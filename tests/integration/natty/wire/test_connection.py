@@ -210,18 +210,6 @@ async def test_an_idle_client_costs_next_to_nothing(nats_server):
         assert await turns(1.0) < 50
 
 
-async def test_a_lost_client_does_not_spin(natty_proxy, monkeypatch):
-    tries, connect = [], connection.Connection._connect
-    async with connected(natty_proxy.options) as natty:
-        monkeypatch.setattr(connection.Connection, "_connect", lambda *given: (tries.append(given), connect(*given))[1])
-        await natty_proxy.cut()
-        await until(lambda: not natty.connection.connected)
-        await asyncio.sleep(1)
-        assert 1 <= len(tries) < 10
-        await natty_proxy.restore()
-        await natty.connection.ready()
-
-
 async def test_a_request_to_nobody_says_so_and_one_to_the_silent_ends_in_time(natty, natty_name):
     with pytest.raises(NoRespondersError, match="no subscriber on"):
         await natty.connection.request(natty_name("nobody"))

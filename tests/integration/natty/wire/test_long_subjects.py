@@ -1,13 +1,10 @@
 """Subjects that a server can't read, or refuses, fail alone at the call: other work on the client's session goes on."""
 
-import asyncio
-
 import pytest
-from patient import PATIENCE, PATIENT, jump, until
+from patient import PATIENT
 
-from natty import BadSubjectError, Natty, PublishError
+from natty import BadSubjectError, Natty
 from natty.names import MAX_LINE
-from natty.wire import connection
 
 TOO_LONG = "x" * 5000
 
@@ -122,26 +119,3 @@ async def test_a_request_with_a_hostile_reply_subject_does_not_end_the_responder
             other.connection._session._write(b"PUB %b %b %d\r\n%b\r\n" % (service.encode(), reply, len(data), data))
         assert (await other.request(service, b"good")).data == b"x" * 100
     assert events == []
-
-
-async def test_after_sessions_that_ended_at_once_there_is_a_longer_and_longer_pause(natty, monkeypatch):
-    pauses, sleep = [], asyncio.sleep
-
-    async def noted(seconds, *more):
-        if asyncio.current_task().get_name() == "natty connection":
-            pauses.append(seconds)
-        await sleep(seconds, *more)
-
-    monkeypatch.setattr(connection.random, "uniform", lambda low, high: high)
-    monkeypatch.setattr(connection.asyncio, "sleep", noted)
-    for count in range(1, 4):
-        natty.connection._session._write(b"NONSENSE\r\n")
-        await until(lambda count=count: natty.connection.reconnects == count)
-    assert pauses == [0.1, 0.2, 0.4]
-    jump(connection.SETTLED)
-    natty.connection._session._write(b"NONSENSE\r\n")
-    await until(lambda: natty.connection.reconnects == 4)
-    assert pauses == [0.1, 0.2, 0.4]
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(PublishError):
-            await natty.publish("nobody.takes.this", b"", timeout=0.2)

@@ -1,5 +1,6 @@
 """A subscription that the server refuses for a while works again when it is permitted, without a new session."""
 
+import asyncio
 import json
 import logging
 import os
@@ -11,8 +12,8 @@ from patient import NEVER, PATIENT, until
 from natty import Natty, RequestTimeoutError
 from natty.metrics import telemetry
 from natty.testing import NatsServer, ServerOptions
-from natty.wire import connection
-from natty.wire.answers import TOKENS, Answers
+from natty.wire import refused_subscriptions
+from natty.wire.connection import TOKENS, Answers
 
 LOGIN = {"user": "u", "password": "p"}
 
@@ -46,8 +47,8 @@ def guarded(natty_tls, nats_server_binary, tmp_path):
 
 @pytest.fixture
 async def client(guarded, monkeypatch):
-    monkeypatch.setattr(connection, "AGAIN_AFTER", 0.1)
-    monkeypatch.setattr(connection, "SUBSCRIBE_AGAIN_MAX", 0.2)
+    monkeypatch.setattr(refused_subscriptions, "AGAIN_AFTER", 0.1)
+    monkeypatch.setattr(refused_subscriptions, "LONGEST_PAUSE", 0.2)
     async with Natty(**PATIENT | guarded.server.connect_options() | LOGIN) as natty:
         await natty.ensure_stream("S", subjects=["s.>"])
         yield natty
@@ -67,7 +68,7 @@ async def test_answers_arrive_again_when_the_inbox_is_permitted_again(guarded, c
     guarded.deny("nothing")
     await until(lambda: telemetry.not_ready(client) == [])
     assert (await client.publish("s.a", b"")).stream == "S"
-    assert (told, client.connection._refused) == ([], set())
+    assert (told, client.connection._refused.ids) == ([], set())
     assert "the server accepts Subscription" in caplog.text
 
 
@@ -82,16 +83,32 @@ async def test_subscriptions_and_responders_work_again_when_they_are_permitted_a
 
     async with client.respond("svc", double, queue="q"):
         guarded.deny("news.>", "svc", "odd>", 'odd"\\\\.>')
-        await until(lambda: len(client.connection._refused) >= 3)
+        await until(lambda: len(client.connection._refused.ids) >= 3)
         assert telemetry.not_ready(client) == []
         closed.close()
         guarded.deny("nothing")
-        await until(lambda: not client.connection._refused)
+        await until(lambda: not client.connection._refused.ids)
         assert (await client.request("svc", b"ab", timeout=NEVER)).data == b"abab"
         client.connection.send("news.a", b"1")
         client.connection.send('odd"\\.a', b"2")
         await client.connection.flush()
         assert got == [b"1", b"2"]
+
+
+async def test_a_leader_is_elected_when_the_inboxes_are_permitted_again(guarded, client, caplog):
+    guarded.deny("_INBOX.>")
+    await until(lambda: telemetry.not_ready(client))
+    before = caplog.text.count("the server refused")
+    elected = asyncio.Event()
+
+    async def lead(term):
+        elected.set()
+
+    election = asyncio.create_task(client.election("job").run(lead))
+    await until(lambda: caplog.text.count("the server refused") > before)  # the thread of elections connects, too
+    guarded.deny("nothing")
+    await election
+    assert elected.is_set()
 
 
 async def test_a_request_shows_those_who_get_it_no_other_reply_subject(client):

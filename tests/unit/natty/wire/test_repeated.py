@@ -104,3 +104,15 @@ def test_states_whose_time_is_up_make_room_for_others(repeated, clock, caplog):
     clock.now = 10.0
     repeated.warning("new", "new")
     assert caplog.messages[-1] == "new"
+
+
+def test_when_all_states_end_their_counts_are_logged_at_once_and_not_later(repeated, clock, caplog):
+    for _ in range(3):
+        repeated.warning("away", "away: why")
+    repeated.warning("b", "b")
+    clock.now = 1.0
+    repeated.finish()
+    repeated.finish()
+    clock.now = 20.0
+    repeated.warning("away", "away again")
+    assert caplog.messages == ["away: why", "b", "away: 2 more like the last one within 1 s", "away again"]
