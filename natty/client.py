@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from natty import kv, streams
+from natty.config.options import make_options
 from natty.config.settings import Config, ConnectionSettings, resolve
 from natty.consuming import closing
 from natty.consuming.consume import Consumption
@@ -25,6 +26,7 @@ from natty.elections import (
     Lease,
     Term,
     ask_to_step_down,
+    election_options,
     observe,
 )
 from natty.errors import PublishError
@@ -140,7 +142,7 @@ class Natty:
         data: bytes,
         *,
         msg_id: str = "",
-        headers: dict[str, str] | None = None,
+        headers: Headers | None = None,
         expect_last_sequence: int | None = None,
         expect_last_subject_sequence: int | None = None,
         ttl: float | str | None = None,
@@ -200,22 +202,23 @@ class Natty:
         stream: str,
         *,
         from_sequence: int | None = None,
-        from_time: datetime | None = None,
+        from_time: datetime | str | None = None,
         subjects: str | Sequence[str] = (),
         follow: bool = False,
         headers_only: bool = False,
     ) -> AsyncGenerator[Message, None]:
         """Read a stream in order, every message once: `async for message in client.read("ORDERS")`.
 
-        Starts at its first message, a sequence or a time; `subjects` filters, wildcards allowed. Ends after the last
-        message that the stream holds; with `follow`, continues with each new message. The messages need no ack. See
-        `ordered.read` for the errors.
+        Starts at its first message, a sequence or a time, a datetime or text as "2026-11-21T06:00:00Z"; `subjects`
+        filters, wildcards allowed. Ends after the last message that the stream holds, or when the client is closed;
+        with `follow`, continues with each new message. The messages need no ack. StreamNotFoundError, also if the
+        stream is deleted meanwhile; UnsupportedError.
         """
         options = read_options(from_sequence, from_time, subjects, headers_only=headers_only)
         return read(self.jetstream, stream, options, follow=follow)
 
     async def publish_async(
-        self, subject: str, data: bytes, *, msg_id: str = "", headers: dict[str, str] | None = None
+        self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None
     ) -> None:
         """Publish in the background: return when the message is accepted; wait while too many are in flight.
 
@@ -258,7 +261,7 @@ class Natty:
 
     def publisher(self, stream: str, **options: Unpack[PublisherSettings]) -> Publisher:
         """Return a publisher of many messages to one stream; use `async with`. Options: `PublisherSettings`."""
-        return Publisher(self.jetstream, stream, PublisherOptions(**options))
+        return Publisher(self.jetstream, stream, make_options(PublisherOptions, "publisher", options))
 
     def consume(
         self,
@@ -274,11 +277,12 @@ class Natty:
         `handler` takes a message, its body by annotation, or both; see `Handler`. `consumer` has the settings of a new
         consumer (`filter_subjects`, `ack_wait`, …). Options: `ConsumeSettings`.
         """
-        return Consumption(self.jetstream, stream, durable, handler, ConsumeOptions(**options), consumer)
+        chosen = make_options(ConsumeOptions, "consume", options)
+        return Consumption(self.jetstream, stream, durable, handler, chosen, consumer)
 
     def pull(self, stream: str, durable: str, **options: Unpack[PullSettings]) -> Pull:
         """Return the bare pull loop, batch by batch, to ack in bulk. Options: `PullSettings`."""
-        return Pull(self.jetstream, stream, durable, PullOptions(**options))
+        return Pull(self.jetstream, stream, durable, make_options(PullOptions, "pull", options))
 
     def group(self, stream_name: str, name: str) -> ElasticGroup:
         """Return an elastic group of a stream, to join and administer it. Sends no request. See docs/groups.md."""
@@ -499,7 +503,7 @@ class Natty:
 
     def election(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
         """Return this node's candidacy: `await election.run(work)`. Options: `ElectionSettings`."""
-        return Election(self.jetstream, ElectionOptions(name=name, **options))
+        return Election(self.jetstream, election_options("election", name, options))
 
     def leader(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
         """Return a block that runs while this node is elected: `async with natty.leader("sweeper") as term`.
@@ -529,7 +533,8 @@ class Natty:
         Call it without the term: `await work(1, b=2)` for `work(term, a, b)`. The work is `async def`, or any other
         callable, which runs in a thread; see `Election.run`. Options: `ElectionSettings`.
         """
-        return lambda work: wraps(work)(partial(self.election(name, **options).run, work))
+        chosen = election_options("as_leader", name, options)
+        return lambda work: wraps(work)(partial(Election(self.jetstream, chosen).run, work))
 
     async def get_leader(self, name: str, *, bucket: str = BUCKET, key: str = "") -> str | None:
         """Return the node that holds the lease as last written, or None: a hint; base no decisions on it."""
@@ -550,11 +555,13 @@ def as_leader(
     `settings`. Options: `ElectionSettings`.
     """
 
+    chosen = election_options("as_leader", name, options)
+
     def decorate(work: Callable[..., Any]) -> Elected[..., Any]:
         @wraps(work)
         async def campaign(*args: Any, **kwargs: Any) -> Any:
             async with Natty(**(settings or {})) as client:
-                return await client.election(name, **options).run(work, *args, **kwargs)
+                return await Election(client.jetstream, chosen).run(work, *args, **kwargs)
 
         return campaign
 

@@ -25,8 +25,15 @@ class BadNameError(NattyError):
     """A stream, consumer or bucket name holds a character that is not allowed."""
 
 
+def check_text(what: str, value: object) -> None:
+    """TypeError for a name or a subject that is not text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {value!r}, of type {type(value).__name__}; write text (str)")
+
+
 def check_name(kind: str, name: str) -> str:
     """Return the name if it is valid (ADR-6); BadNameError names the character and its place."""
+    check_text(f"the {kind}'s name", name)
     if not name:
         raise BadNameError(f"the {kind}'s name is empty")
     for place, character in enumerate(name, start=1):
@@ -51,6 +58,7 @@ def check_subject(subject: str) -> bytes:
 
     The protocol has lines of words: after a blank in a subject, the server would end the session.
     """
+    check_text("the subject", subject)
     for token in subject.split("."):
         if not token:
             raise BadSubjectError(f"subject {subject!r} is empty, or has an empty token: two dots, or one at an end")
@@ -116,6 +124,7 @@ def check_line(*words: bytes, more: int = 0) -> None:
 
 def check_pattern(pattern: str) -> str:
     """Return the pattern if a stream can have it; BadSubjectError names the character and its position."""
+    check_text("the subject", pattern)
     for place, character in enumerate(pattern, start=1):
         if character.isspace() or not character.isprintable():
             raise BadSubjectError(f"subject {pattern!r}: {character!r} at character {place} is not allowed")

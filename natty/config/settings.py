@@ -140,6 +140,9 @@ class Config(_Plain):
             raise ConfigError(
                 "a client certificate needs its key, and a key its certificate: give both tls_cert and tls_key"
             )
+        for name in ("connect_timeout", "timeout", "ping_interval"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; write more than 0 seconds")
         _check_objects(self)
         if self.tls is False and (self.wants_tls_files or any(url.startswith("tls://") for url in self.servers)):
             raise ConfigError("tls=False and a tls:// URL or certificates contradict each other: drop one of them")

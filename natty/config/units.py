@@ -76,14 +76,6 @@ def seconds_of(name: str, value: float | str) -> float:
     return value
 
 
-def check_timings(options: object, *names: str) -> None:
-    """Check these attributes with `check_seconds`; of a list, check each element."""
-    for name in names:
-        value = getattr(options, name)
-        for one in value if isinstance(value, list | tuple) else [value]:
-            check_seconds(**{name: one})
-
-
 def check_seconds(**timings: object) -> None:
     """TypeError for a timing of this process that is not a number of seconds; ValueError for NaN. None is allowed."""
     for name, value in timings.items():

@@ -94,6 +94,8 @@ def _batch_caller(call: Handler, kinds: list[Any]) -> Call:
 
 def _kinds(handler: Handler) -> list[Any]:
     """Return the types of the parameters to pass; Message for a parameter without annotation."""
+    if not callable(handler):
+        raise TypeError(f"the handler is {handler!r}; give a function that takes a message")
     function = inspect.unwrap(handler.func if isinstance(handler, partial) else handler)
     if not hasattr(function, "__globals__"):
         function = getattr(function, "__func__", type(function).__call__)

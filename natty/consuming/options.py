@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypedDict
 
-from natty.config.units import check_timings
+from natty.config.options import Count, CountOrZero, Seconds, SecondsOrZero, check_options
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.pulling.requests import PullOptions
 from natty.wire.message import Message
@@ -52,20 +52,20 @@ class ConsumeSettings(TypedDict, total=False):
 class WorkOptions:
     """Options of a handler that `consume` and members of groups share."""
 
-    concurrency: int = 1  # calls of the handler at one time
+    concurrency: Count = 1  # calls of the handler at one time
     ordered_by: OrderedBy = None  # "subject", "header:NAME" or a function of the message: one call of a key at a time
-    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
-    timeout: float | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
+    retries: Sequence[SecondsOrZero] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
+    timeout: Seconds | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
     dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
-    batch: int = 0  # call the handler with a list of up to this many messages; with `ordered_by`, messages of one key
-    batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
-    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish after a stop
-    max_bytes: int = PullOptions.max_bytes  # requested or being handled at one time
+    batch: CountOrZero = (
+        0  # call the handler with a list of up to this many messages; with `ordered_by`, messages of one key
+    )
+    batch_wait: SecondsOrZero = 0.1  # seconds that the first message of a batch waits for the others
+    shutdown_timeout: SecondsOrZero = 10.0  # seconds that running handlers have to finish after a stop
+    max_bytes: Count = PullOptions.max_bytes  # requested or being handled at one time
 
     def __post_init__(self) -> None:
-        check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}; at least one handler must run")
+        check_options(self)
         if not (self.retries or self.dead_letters):
             raise ValueError("retries is empty; name at least one delay in seconds, or leave dead_letters on")
 
@@ -79,7 +79,7 @@ class WorkOptions:
 class ConsumeOptions(WorkOptions):
     """Options of the handler of `consume`."""
 
-    max_messages: int = 500  # requested or being handled at one time
+    max_messages: Count = 500  # requested or being handled at one time
     keep_alive: bool = True  # restart ack_wait of messages that wait or are being handled
     signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
 

@@ -8,7 +8,7 @@ from natty.config.units import clock
 from natty.elections.audit_trail import TermNote, trail
 from natty.elections.election import Election
 from natty.elections.observer import Leadership, ask_to_step_down, elections, leadership, observe
-from natty.elections.options import BUCKET, ElectionOptions, ElectionSettings, default_node_name
+from natty.elections.options import BUCKET, ElectionOptions, ElectionSettings, default_node_name, election_options
 from natty.elections.process import Program, ProgramSettings, run_guarded
 from natty.elections.record import Lease, Subjects
 from natty.elections.term import Term
@@ -28,6 +28,7 @@ __all__ = [
     "ask_to_step_down",
     "clock",
     "default_node_name",
+    "election_options",
     "elections",
     "leadership",
     "observe",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil
-from typing import TypedDict
+from math import ceil, inf
+from typing import Annotated, TypedDict
 
-from natty.config.units import check_timings
+from natty.config.options import Count, Range, Seconds, check_options, make_options
+from natty.kv.key_names import check_bucket
 
 DRIFT = 0.02  # how far two clocks' rates may differ
 LEASE = 2.0  # seconds until a dead leader is replaced
@@ -115,14 +116,14 @@ class ElectionOptions:
 
     name: str
     key: str = ""
-    lease: float = LEASE
+    lease: Seconds = LEASE
     bucket: str = BUCKET
     node_name: str = ""
-    replicas: int | None = None
+    replicas: Count | None = None
     description: str = ""
-    priority: int = 0
-    grace: float = float("inf")
-    max_stall: float = MAX_STALL
+    priority: Annotated[int, Range(0, LAST_PRIORITY)] = 0
+    grace: Seconds = float("inf")
+    max_stall: Seconds = MAX_STALL
     health: Callable[[], bool] | None = None
     on_elected: Callable[[int], None] | None = None
     on_lost: Callable[[str], None] | None = None
@@ -130,7 +131,7 @@ class ElectionOptions:
     on_stop_overrun: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        check_timings(self, "lease", "grace", "max_stall")
+        check_options(self)
         if not self.lease >= SHORTEST_LEASE:
             raise ValueError(
                 f"a lease of {self.lease:g} s is too short: renewing takes time; use at least {SHORTEST_LEASE} s"
@@ -142,10 +143,12 @@ class ElectionOptions:
             )
         if self.max_stall < 2 * PULSE:
             raise ValueError(f"max_stall of {self.max_stall:g} s is less than two signs of life, {2 * PULSE:g} s")
-        if self.grace <= 0:
-            raise ValueError(f"a grace of {self.grace:g} s would stop the work too late")
-        if not 0 <= self.priority <= LAST_PRIORITY:
-            raise ValueError(f"priority {self.priority} is not between 0, the first, and {LAST_PRIORITY}, the last")
+        if GRACE * self.lease < self.grace < inf:
+            raise ValueError(
+                f"a grace of {self.grace:g} s is more than a fifth of the lease, {GRACE * self.lease:g} s: shorten it,"
+                " or raise the lease"
+            )
+        check_bucket(self.bucket)
         if not LEASE_KEY.fullmatch(self.lease_key):
             raise ValueError(f"{self.lease_key!r} is not a key: write letters, digits and - / _ = with dots between")
 
@@ -158,3 +161,10 @@ class ElectionOptions:
     def lease_key(self) -> str:
         """The key of the lease."""
         return self.key or self.name
+
+
+def election_options(call: str, name: str, given: Mapping[str, object]) -> ElectionOptions:
+    """Return the options of a call for an election. TypeError for an unknown one, and without the election's name."""
+    if callable(name):
+        raise TypeError(f'{call} needs the name of the election: write @{call}("{getattr(name, "__name__", "name")}")')
+    return make_options(ElectionOptions, call, {"name": name, **given})

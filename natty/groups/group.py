@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from natty.config.options import make_options
 from natty.consuming.handler import Handler
 from natty.groups.autojoin import AutoMembership
 from natty.groups.elastic import ElasticAdmin
@@ -33,8 +34,8 @@ class ElasticGroup(ElasticAdmin):
         if handler is None:
             raise TypeError("join() was given no handler: pass one, `join(handler=…)` for a member without a name")
         if member is None:
-            return AutoMembership(self._jetstream, self, handler, ttl, JoinOptions(**options))
-        return Membership(self._jetstream, self, member, handler, JoinOptions(**options))
+            return AutoMembership(self._jetstream, self, handler, ttl, make_options(JoinOptions, "join", options))
+        return Membership(self._jetstream, self, member, handler, make_options(JoinOptions, "join", options))
 
 
 class StaticGroup(StaticAdmin):
@@ -42,4 +43,4 @@ class StaticGroup(StaticAdmin):
 
     def join(self, member: str, handler: Handler, **options: Unpack[JoinSettings]) -> Membership:
         """Return an instance of a listed member, to be used with `async with`. Options: `JoinSettings`."""
-        return Membership(self._jetstream, self, member, handler, JoinOptions(**options))
+        return Membership(self._jetstream, self, member, handler, make_options(JoinOptions, "join", options))

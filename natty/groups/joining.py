@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypedDict
 
-from natty.config.units import check_timings
+from natty.config.options import Count, SecondsOrZero, ServerSeconds
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.options import OrderedBy, WorkOptions
 from natty.groups.settings import ACK_WAIT
@@ -87,22 +87,23 @@ class JoinOptions(WorkOptions):
     """
 
     ordered_by: OrderedBy = PARTITION  # or a finer key: "subject", "header:NAME", a function of the message
-    concurrency: int = 100  # calls of the handler at one time
-    retries: Sequence[float] = (1.0, 5.0, 30.0)  # seconds before each try after a failure; its key waits meanwhile
-    max_deliveries: int = MAX_DELIVERIES  # after this many deliveries without an outcome, a message is a dead letter.
+    concurrency: Count = 100  # calls of the handler at one time
+    retries: Sequence[SecondsOrZero] = (
+        1.0,
+        5.0,
+        30.0,
+    )  # seconds before each try after a failure; its key waits meanwhile
+    max_deliveries: Count = MAX_DELIVERIES  # after this many deliveries without an outcome, a message is a dead letter.
     # The consumer counts, and an elastic member loses it with its last instance; it has no `max_deliver`, as in Go
-    ack_wait: float = ACK_WAIT
-    max_ack_pending: int = MAX_ACK_PENDING  # unfinished messages of this member
+    ack_wait: ServerSeconds = ACK_WAIT
+    max_ack_pending: Count = MAX_ACK_PENDING  # unfinished messages of this member
     consumer: ConsumerConfig = field(default_factory=ConsumerConfig)  # other settings of it
     on_event: Callable[[MemberEvent], None] | None = None
-    lag_every: float = LAG_EVERY  # seconds between two counts of waiting messages, for metrics; 0: no counts
+    lag_every: SecondsOrZero = LAG_EVERY  # seconds between two counts of waiting messages, for metrics; 0: no counts
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_timings(self, "ack_wait", "lag_every")
         self.check_batch("max_ack_pending", self.max_ack_pending)
-        if self.max_deliveries < 1:
-            raise ValueError(f"max_deliveries is {self.max_deliveries}; a message must be delivered once to be handled")
         if self.ordered_by is None:
             raise ValueError('a group is there for order: ordered_by is "partition", or a key within the partition')
         check_consumer_settings(self.consumer, "consumer")

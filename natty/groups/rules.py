@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
+from natty.config.options import check_value
 from natty.errors import BadGroupError
 from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.names import overlap
@@ -25,6 +26,7 @@ _TOKEN_MADE = re.compile(r"\{\{[^{}]*\}\}|\$\d+")  # a token that a transform wr
 
 def check_partitions(partitions: int) -> None:
     """BadGroupError unless there is at least one, and at most `MOST_PARTITIONS_READ`."""
+    check_value("partitions", partitions, int)
     if not 1 <= partitions <= MOST_PARTITIONS_READ:
         raise BadGroupError(f"a group of {partitions} partitions is not possible: write 1 to {MOST_PARTITIONS_READ:,}")
 
@@ -34,6 +36,7 @@ def check_new_partitions(partitions: int) -> None:
 
     A single member reads them all with one consumer that has a filter for each: they must fit into one request.
     """
+    check_value("partitions", partitions, int)
     if partitions > MOST_PARTITIONS:
         raise BadGroupError(
             f"a group of {partitions:,} partitions is not possible: the most is {MOST_PARTITIONS:,};"
@@ -44,6 +47,7 @@ def check_new_partitions(partitions: int) -> None:
 def check_filters(filters: Iterable[PartitioningFilter]) -> None:
     """BadGroupError for a filter without a wildcard, or with the number of a `*` that it does not have."""
     for one in filters:
+        check_value("a filter", one, PartitioningFilter)
         tokens = one.filter.split(".")
         stars, wildcards = tokens.count("*"), one.wildcards or ()
         if not one.filter:
@@ -85,6 +89,7 @@ def _find_repeated(values: Iterable[T]) -> T | None:
 def check_subjects(filters: Sequence[str]) -> None:
     """BadGroupError for a filter that servers refuse, or two that match the same subject: it would be read twice."""
     for one in filters:
+        check_value("a filter", one, str)
         tokens = one.split(".")
         if not all(tokens) or ">" in tokens[:-1] or any(character.isspace() for character in one):
             raise BadGroupError(
@@ -132,6 +137,7 @@ def check_partitioned(stream: str, config: Mapping[str, Any], partitions: int) -
 def check_limits(max_messages: int, max_bytes: int) -> None:
     """BadGroupError for an invalid limit of the buffer: 0 and -1 both mean no limit, and lower numbers are invalid."""
     for name, limit in (("max_messages", max_messages), ("max_bytes", max_bytes)):
+        check_value(name, limit, int)
         if limit < -1:
             raise BadGroupError(f"a {name} of {limit} is not possible: 0 means no limit")
 

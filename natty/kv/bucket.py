@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import ceil
-from typing import TypedDict, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
+from natty.config.options import Count, check_value, make_options
 from natty.config.units import NANOSECONDS, clock, seconds_of
 from natty.errors import (
     BucketNotFoundError,
@@ -28,7 +29,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, StoredMessage
 from natty.kv.bucket_config import make_bucket
-from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
+from natty.kv.entry import BucketStatus, Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
 from natty.kv.key_names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions, WatchSettings
 from natty.streams import stream_info
@@ -43,23 +44,6 @@ MOST_SKIPPED = 100  # names that are remembered, to log each once
 _TTL_DISABLED = 10166
 
 log = logging.getLogger("natty.kv")
-
-
-class BucketStatus(TypedDict):
-    """The content and the configuration of a bucket. Durations are seconds."""
-
-    bucket: str
-    description: str
-    values: int  # including the markers of deleted keys
-    bytes: int
-    last_revision: int  # 0: the bucket has never stored a value
-    ttl: float  # of every key; 0: no limit
-    ttl_of_keys: bool  # whether a key may have its own TTL
-    marker_ttl: float  # how long the marker of an expired key stays; 0: no markers
-    history: int
-    replicas: int
-    storage: str
-    created: str  # RFC 3339
 
 
 T = TypeVar("T")
@@ -86,6 +70,7 @@ class Bucket:
 
     async def get(self, key: str, *, revision: int | None = None) -> Entry:
         """Return the key's entry, or its entry at `revision` if the bucket still holds it. KeyNotFoundError."""
+        check_value("revision", revision, Count | None)
         if revision is None:
             return self._present(key, await self._last(key))
         message = await self._jetstream.read(self.stream, sequence=revision)
@@ -369,7 +354,8 @@ class Bucket:
         Options: `WatchSettings`.
         """
         filters = tuple(check_filter(key) for key in keys) or (">",)
-        return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options), skipped=self._warn_of)
+        chosen = make_options(WatchOptions, "watch", options)
+        return Watch(self._jetstream, self.stream, self._root, filters, chosen, skipped=self._warn_of)
 
     def _warn_of(self, name: bytes) -> None:
         if name in self._skipped_keys or len(self._skipped_keys) > MOST_SKIPPED:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack, cast
 
+from natty.config.options import check_value, did_you_mean
 from natty.config.units import seconds_of
-from natty.errors import BucketNotFoundError
+from natty.errors import BucketNotFoundError, ConfigError
 from natty.jetstream import JetStream
 from natty.kv.key_names import check_bucket
-from natty.streams import StreamConfig, create_replicated, create_stream, stream_info
+from natty.streams import BucketConfig, StreamConfig, create_replicated, create_stream, stream_info
+from natty.streams.schema import rows
 
 MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
 MARKER_TTL_OF_HISTORY = 1.0  # with history, the server keeps each key at least this long; this is the minimum
@@ -33,6 +35,11 @@ async def make_bucket(
     StreamExistsError if the bucket exists and a named setting has another value; ConfigError for an unknown setting.
     """
     name = f"KV_{check_bucket(bucket)}"
+    for setting in settings.keys() - rows(BucketConfig).keys():
+        hint = did_you_mean(setting, [*rows(BucketConfig)])
+        raise ConfigError(f"bucket {bucket}: there is no setting {setting}{hint}")
+    check_value("history", history, int | None)
+    check_value("replicas", replicas, int | None)
     ttl = None if ttl is None else seconds_of("ttl", ttl)
     marker_ttl = None if marker_ttl is None else seconds_of("marker_ttl", marker_ttl)
     if ttl is not None and ttl < 0:

@@ -1,9 +1,10 @@
-"""What reads and watches of a bucket return: entries, and keys that are gone."""
+"""What a bucket returns: entries, keys that are gone, and its status."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil, floor
+from typing import TypedDict
 
 from natty.config.units import clock, parse_duration, parse_time
 from natty.jetstream import StoredMessage
@@ -70,6 +71,23 @@ class PictureComplete:
     """All `keys` keys that existed when the watch began have been shown; later events are live."""
 
     keys: int
+
+
+class BucketStatus(TypedDict):
+    """The content and the configuration of a bucket. Durations are seconds."""
+
+    bucket: str
+    description: str
+    values: int  # including the markers of deleted keys
+    bytes: int
+    last_revision: int  # 0: the bucket has never stored a value
+    ttl: float  # of every key; 0: no limit
+    ttl_of_keys: bool  # whether a key may have its own TTL
+    marker_ttl: float  # how long the marker of an expired key stays; 0: no markers
+    history: int
+    replicas: int
+    storage: str
+    created: str  # RFC 3339
 
 
 def read_entry(key: str, revision: int, header_block: bytes, value: bytes, time_ns: int) -> Entry | Gone:

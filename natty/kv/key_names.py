@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from natty.config.options import check_value
 from natty.errors import NattyError
 
 _BUCKET = re.compile(r"[A-Za-z0-9_-]+")
@@ -39,6 +40,7 @@ def is_key(name: str) -> bool:
 
 def check_filter(text: str) -> str:
     """Return the text if it is a key, perhaps with the wildcards `*` (a token) and `>` (the rest); BadKeyError."""
+    check_value("the filter of keys", text, str)
     if not _WILDCARDS.fullmatch(text):
         raise BadKeyError(
             f"{text!r} is not a filter of keys: write a key; `*` matches one token in it, and a last `>` the rest"
@@ -47,6 +49,7 @@ def check_filter(text: str) -> str:
 
 
 def _check(kind: str, name: str, pattern: re.Pattern[str]) -> str:
+    check_value(f"the {kind}'s name", name, str)
     if not name:
         raise BadKeyError(f"the {kind}'s name is empty")
     match = pattern.match(name)

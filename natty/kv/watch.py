@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypedDict
 
+from natty.config.options import Count, ServerSeconds, check_options
 from natty.errors import NattyError
 from natty.jetstream import JetStream
 from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
@@ -49,11 +50,12 @@ class WatchOptions:
     updates_only: bool = False
     ignore_deletes: bool = False
     values: bool = True
-    max_messages: int = 1024
-    max_bytes: int = 8 * 1024 * 1024
-    heartbeat: float = 5.0
+    max_messages: Count = 1024
+    max_bytes: Count = 8 * 1024 * 1024
+    heartbeat: ServerSeconds = 5.0
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.history and self.updates_only:
             raise ValueError("history=True and updates_only=True contradict each other: choose one")
 

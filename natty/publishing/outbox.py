@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from cachetools import TTLCache
 
+from natty.config.options import Count, Seconds
 from natty.errors import ConnectionClosedError, PublishError
 from natty.jetstream import JetStream
 from natty.names import check_subject, covers
@@ -27,14 +28,9 @@ Callback = TypeVar("Callback", bound=Callable[[PublishError], object])
 class OutboxOptions(PublisherOptions):
     """How background publishing behaves; the options of a publisher are for each stream's."""
 
-    idle: float = 60.0  # seconds without a message after which a subject is forgotten
-    max_subjects: int = 10_000  # remembered
-    max_errors: int = 10_000  # unread, before no more messages are taken
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.idle <= 0 or self.max_subjects < 1 or self.max_errors < 1:
-            raise ValueError("idle, max_subjects and max_errors must be positive")
+    idle: Seconds = 60.0  # seconds without a message after which a subject is forgotten
+    max_subjects: Count = 10_000  # remembered
+    max_errors: Count = 10_000  # unread, before no more messages are taken
 
 
 class PublishErrors:

@@ -13,7 +13,7 @@ from typing import Literal, Self, TypedDict
 
 import msgspec
 
-from natty.config.units import check_timings
+from natty.config.options import Count, Seconds, check_options
 from natty.errors import (
     ConnectionClosedError,
     JetStreamError,
@@ -64,18 +64,14 @@ class PublisherSettings(TypedDict, total=False):
 class PublisherOptions:
     """How many messages may be in flight, and how long one may take; `PublisherSettings` describes each field."""
 
-    window: int = 4096
-    window_bytes: int = 64 * 1024 * 1024
-    ack_timeout: float = 5.0
-    give_up: float = 30.0
+    window: Count = 4096
+    window_bytes: Count = 64 * 1024 * 1024
+    ack_timeout: Seconds = 5.0
+    give_up: Seconds = 30.0
     path: PublishPath = "auto"
 
     def __post_init__(self) -> None:
-        check_timings(self, "ack_timeout", "give_up")
-        if self.path not in ("auto", "fast", "window"):
-            raise ValueError(f"path is {self.path!r}; it is auto, fast or window")
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}; at least one message must be in flight")
+        check_options(self)
 
 
 class _Waiting(msgspec.Struct, gc=False):

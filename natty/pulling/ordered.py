@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from natty.config.options import Count, CountOrZero, ServerSeconds, check_options, check_value
+from natty.config.units import parse_time, show_time
 from natty.errors import (
     ConnectionClosedError,
     NattyError,
@@ -33,6 +35,7 @@ RETRY_DELAY_MAX = 2.0
 RECHECK = 0.25  # seconds between two checks whether the leader's last message still exists
 CONFIRM = 1.0  # seconds before a second check if the leader has fewer messages than we read: was it rolled back?
 LARGEST_REQUEST = 2**31 - 1  # bytes; no message is larger
+STARTS = ("first", "last_per_subject", "new")
 IDLE_CONSUMER = 30.0  # seconds without a request after which the server removes a consumer
 
 
@@ -41,18 +44,26 @@ class OrderedOptions:
     """Options of `Ordered`: subjects, start position, and limits of waiting messages."""
 
     filters: tuple[str, ...] = ()
-    start: Literal["first", "last_per_subject", "new"] | int | datetime = "first"  # or the first sequence, or time
+    start: Literal["first", "last_per_subject", "new"] | CountOrZero | datetime | str = "first"  # a sequence, a time
     headers_only: bool = False
-    max_messages: int = 1024  # messages that have arrived and are not read yet
-    max_bytes: int = 8 * 1024 * 1024
-    heartbeat: float = 5.0  # seconds; a session counts as lost after a silence of two heartbeats
-    expires: float = 30.0  # seconds that the server keeps a request
+    max_messages: Count = 1024  # messages that have arrived and are not read yet
+    max_bytes: Count = 8 * 1024 * 1024
+    heartbeat: ServerSeconds = 5.0  # seconds; a session counts as lost after a silence of two heartbeats
+    expires: ServerSeconds = 30.0  # seconds that the server keeps a request
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.heartbeat * 2 > self.expires:
             raise UnsupportedError(
                 f"a heartbeat of {self.heartbeat:g} s is over half of expires, {self.expires:g} s; servers refuse that"
             )
+
+    @property
+    def since(self) -> str:
+        """The time to start at, RFC 3339; "" for another start."""
+        if isinstance(self.start, datetime):
+            return self.start.isoformat()
+        return "" if isinstance(self.start, int) or self.start in STARTS else self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +181,7 @@ class Ordered:
         steps: list[Step] = []
         try:
             consumer, waiting = await self._make_consumer(steps)
-            from_later = isinstance(self.options.start, datetime) and not waiting  # than the last message
+            from_later = self.options.since and not waiting  # than the last message
             self._target = 0 if from_later else await self._last()
         except NattyError as error:
             closed = isinstance(error, ConnectionClosedError)
@@ -202,7 +213,8 @@ class Ordered:
             if info["created"] != self._created or info["state"]["last_seq"] < self._position:
                 start = self.options.start if self._created is None else "first"
                 self._created = info["created"]
-                self._position = self._read = _before(start, info["state"]["last_seq"])
+                last = info["state"]["last_seq"] if start == "new" else 0
+                self._position = self._read = start - 1 if isinstance(start, int) else last
                 steps.append(Began())
             consumer, waiting = await self._create_consumer()
             if (await self._info())["created"] == self._created:
@@ -224,8 +236,8 @@ class Ordered:
             "filter_subjects": list(self.options.filters),
             "deliver_policy": "last_per_subject" if self.options.start == "last_per_subject" else "all",
         }
-        if isinstance(self.options.start, datetime):
-            config |= {"deliver_policy": "by_start_time", "opt_start_time": self.options.start.isoformat()}
+        if since := self.options.since:
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": since}
         if self._position:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
         body = {"stream_name": self.stream, "config": config, "action": "create"}
@@ -343,22 +355,21 @@ class Ordered:
             self.stop()
 
 
-def _before(start: str | int | datetime, last: int) -> int:
-    """Return the sequence before the first one to read."""
-    if isinstance(start, int):
-        return start - 1
-    return last if start == "new" else 0
-
-
 def read_options(
-    from_sequence: int | None, from_time: datetime | None, subjects: str | Sequence[str], *, headers_only: bool
+    from_sequence: int | None, from_time: datetime | str | None, subjects: str | Sequence[str], *, headers_only: bool
 ) -> OrderedOptions:
-    """Return the options of `read`. ValueError if they contradict each other."""
+    """Return the options of `read`. TypeError, ValueError for a wrong one, and if they contradict each other."""
+    check_value("from_sequence", from_sequence, Count | None)
+    check_value("from_time", from_time, datetime | str | None)
+    check_value("subjects", subjects, str | Sequence[str])
     if from_sequence is not None and from_time is not None:
         raise ValueError("from_sequence and from_time exclude each other: give one of them")
-    if from_sequence is not None and from_sequence < 1:
-        raise ValueError(f"from_sequence is {from_sequence}; the first message of a stream has 1 or more")
-    if from_time is not None and from_time.tzinfo is None:
+    if isinstance(from_time, str):
+        try:
+            from_time = show_time(parse_time(from_time))
+        except ValueError as error:
+            raise ValueError(f"from_time is {from_time!r}; write a time as 2026-11-21T06:00:00Z: {error}") from error
+    if isinstance(from_time, datetime) and from_time.tzinfo is None:
         raise ValueError(f"from_time {from_time} has no time zone: write datetime.now(UTC) or the like")
     filters = (subjects,) if isinstance(subjects, str) else tuple(subjects)
     return OrderedOptions(filters=filters, start=from_time or from_sequence or "first", headers_only=headers_only)

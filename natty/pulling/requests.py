@@ -13,6 +13,7 @@ from typing import NamedTuple, TypedDict
 
 import msgspec
 
+from natty.config.options import Count, ServerSeconds, check_options
 from natty.config.units import NANOSECONDS
 from natty.errors import NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
@@ -52,20 +53,17 @@ class PullOptions:
     In Python a message takes about 400 bytes more than `size_of` counts.
     """
 
-    max_messages: int = 4096
-    max_bytes: int = 32 * 1024 * 1024
-    expires: float = 10.0
-    heartbeat: float = 5.0
-    tick: float | None = None
+    max_messages: Count = 4096
+    max_bytes: Count = 32 * 1024 * 1024
+    expires: ServerSeconds = 10.0
+    heartbeat: ServerSeconds = 5.0
+    tick: ServerSeconds | None = None
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.heartbeat * 2 > self.expires:
             raise UnsupportedError(
                 f"a heartbeat of {self.heartbeat:g} s is over half of expires, {self.expires:g} s; servers refuse that"
-            )
-        if self.max_messages < 1 or self.max_bytes < 1:
-            raise ValueError(
-                f"max_messages is {self.max_messages} and max_bytes {self.max_bytes}: each must be at least 1"
             )
 
 

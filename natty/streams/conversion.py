@@ -12,9 +12,9 @@ from typing import Any, Literal, cast, get_args, get_origin
 
 import msgspec
 
+from natty.config.options import did_you_mean
 from natty.config.units import NANOSECONDS, parse_duration, parse_size
 from natty.errors import ConfigError
-from natty.streams.nearest import nearest
 from natty.streams.schema import ConsumerConfig, ConsumerLimits, Duration, Size, StreamConfig, Texts, rows
 
 Table = dict[str, Any]
@@ -136,9 +136,7 @@ def _read(table: Mapping[str, Any], known: Mapping[str, Any], where: str, *, uni
     read: Table = {}
     for name in table:
         if name not in known:
-            meant = nearest(str(name), [*known])
-            hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
-            raise ConfigError(f"{where}: there is no setting {name}{hint}")
+            raise ConfigError(f"{where}: there is no setting {name}{did_you_mean(str(name), [*known])}")
     for name, value in table.items():
         if value is not None:
             wanted = value_type(known[name])

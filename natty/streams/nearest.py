@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from difflib import get_close_matches
 
+from natty.config.options import SHOWN, did_you_mean
 from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
 from natty.jetstream import JetStream
 from natty.streams.listing import consumer_names, stream_names
-
-SHOWN = 3  # names
-ALIKE = 0.6  # of 1, as difflib counts
 
 
 @asynccontextmanager
@@ -30,19 +27,13 @@ async def naming_nearest(jetstream: JetStream, stream: str, consumer: str = "") 
         raise ConsumerNotFoundError(text, code=error.code, err_code=error.err_code) from error
 
 
-def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Return the names that are similar to this one, the nearest first; ignores case."""
-    by_small = {one.lower(): one for one in names}
-    return [by_small[small] for small in get_close_matches(name.lower(), by_small, SHOWN, ALIKE)]
-
-
 def missing_sentence(kind: str, name: str, names: Sequence[str] | None) -> str:
     """Return the sentence for a missing stream or consumer; `names` are the existing ones, None if unknown."""
     sentence = f"there is no {kind} {name}"
     if names is None:
         return sentence
-    if found := nearest(name, names):
-        return f"{sentence}; did you mean {' or '.join(found)}?"
+    if meant := did_you_mean(name, names):
+        return sentence + meant
     if not names:
         return f"{sentence}, nor any other"
     if len(names) > SHOWN:

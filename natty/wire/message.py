@@ -343,5 +343,5 @@ class Message(Received):
     @property
     def _sender(self) -> Sender:
         if self._connection is None:
-            raise RuntimeError("this message did not come from a connection; it can't be settled")
+            raise RuntimeError("this message can't be settled: messages of read() need no ack")
         return self._connection

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from natty.config.options import LARGEST, Count, Range, SecondsOrZero, check_options
 from natty.consuming.dead_letters.letter import prefix_of
 from natty.errors import JetStreamError, StreamExistsError
 from natty.jetstream import JetStream
@@ -26,9 +28,12 @@ class DeadLetterOptions:
 
     letters: str = LETTERS
     advisories: str = ADVISORIES
-    replicas: int | None = None  # None: 3 on a cluster, otherwise 1
-    max_age: float = 0.0  # seconds that a letter is kept; 0: until it is retried or purged
-    max_bytes: int = -1  # of all letters; when they are full, `bury` fails and the message stays where it is
+    replicas: Count | None = None  # None: 3 on a cluster, otherwise 1
+    max_age: SecondsOrZero | str = 0.0  # seconds that a letter is kept; 0: until it is retried or purged
+    max_bytes: Annotated[int, Range(-1, LARGEST)] | str = -1  # of all; when full, `bury` fails and the message stays
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> None:

@@ -126,8 +126,8 @@ async def test_a_bucket_that_lacks_what_is_needed_is_refused_with_the_difference
     [
         ({"lease": float("nan")}, "lease is nan; write a number of seconds"),
         ({"max_stall": 0.1}, r"max_stall of 0\.1 s is less than two signs of life"),
-        ({"grace": 0.0}, "would stop the work too late"),
-        ({"priority": 101}, "not between 0, the first, and 100"),
+        ({"grace": 0.0}, r"grace is 0\.0; write a number of seconds, .* more than 0"),
+        ({"priority": 101}, "priority is 101; write a whole number, 0 to 100"),
         ({"key": "a..b"}, "is not a key"),
     ],
 )

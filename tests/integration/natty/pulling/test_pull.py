@@ -368,7 +368,7 @@ async def fill_more(natty, name, count):
 
 @pytest.mark.parametrize("credit", [{"max_messages": 0}, {"max_bytes": 0}])
 def test_a_credit_of_nothing_is_refused(credit):
-    with pytest.raises(ValueError, match="each must be at least 1"):
+    with pytest.raises(ValueError, match="is 0; write a whole number, 1 or more"):
         PullOptions(**credit)
 
 

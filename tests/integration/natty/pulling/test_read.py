@@ -50,6 +50,10 @@ async def test_it_is_read_from_a_sequence_or_a_time_and_by_subjects(natty, strea
     since = datetime.fromtimestamp(parse_time(eighth) / 1e9, UTC) - timedelta(microseconds=1)
     assert (await numbers(natty.read(stream, from_time=since)))[-3:] == [7, 8, 9]
     assert await numbers(natty.read(stream, from_time=since - timedelta(days=1))) == list(range(10))
+    assert (await numbers(natty.read(stream, from_time=eighth)))[-3:] == [7, 8, 9]
+    ninth = (await natty.get_message(stream, sequence=9)).time
+    if parse_time(ninth) > parse_time(eighth):  # to the nanosecond
+        assert (await numbers(natty.read(stream, from_time=ninth)))[0] == 8
 
 
 async def test_what_holds_nothing_to_read_ends_at_once(natty, stream, natty_name):
@@ -129,7 +133,7 @@ async def test_a_stream_that_is_missing_or_deleted_meanwhile_is_an_error(natty, 
 
 async def test_a_message_that_was_read_can_not_be_acknowledged(natty, stream):
     message = await anext(natty.read(stream))
-    with pytest.raises(RuntimeError, match="did not come from a connection"):
+    with pytest.raises(RuntimeError, match=r"messages of read\(\) need no ack"):
         message.ack()
 
 
@@ -139,8 +143,17 @@ async def test_a_message_that_was_read_can_not_be_acknowledged(natty, stream):
         ({"from_sequence": 1, "from_time": datetime.now(UTC)}, "exclude each other"),
         ({"from_sequence": 0}, "from_sequence is 0"),
         ({"from_time": datetime(2026, 1, 1)}, "has no time zone"),
+        (
+            {"from_time": "2026-01-01T00:00:00"},
+            "from_time is '2026-01-01T00:00:00'; write a time as 2026-11-21T06:00:00Z",
+        ),
+        ({"from_time": "soon"}, "from_time is 'soon'; write a time"),
+        ({"from_time": 1.5}, r"from_time is 1\.5; write a datetime, or text"),
+        ({"from_sequence": "3"}, "from_sequence is '3'; write a whole number, 1 or more"),
+        ({"subjects": 3}, "subjects is 3; write text, or a list; each element is text"),
+        ({"subjects": [3]}, r"subjects is \[3\]; write text, or a list"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         Natty().read("S", **options)

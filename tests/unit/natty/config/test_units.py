@@ -206,8 +206,15 @@ def test_timings_of_this_process_are_numbers_of_seconds(options, name):
 
 @pytest.mark.parametrize("options", [ConsumeOptions, JoinOptions])
 def test_delays_of_retries_are_numbers_of_seconds(options):
-    with pytest.raises(TypeError, match="retries is '5s'; write a number of seconds"):
+    with pytest.raises(TypeError, match=r"retries is \(1\.0, '5s'\); write a list; each element is a number"):
         options(retries=(1.0, "5s"))
+
+
+@pytest.mark.parametrize("name", ["timeout", "connect_timeout", "ping_interval"])
+@pytest.mark.parametrize("value", [0, -1, -0.5, math.nan])
+def test_timeouts_of_the_connection_are_more_than_nothing(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is .*; write more than 0 seconds"):
+        resolve({name: value}, environment={"HOME": "/none"})
 
 
 def test_timeouts_of_the_connection_are_seconds_or_text():

@@ -1,4 +1,5 @@
-from natty.streams.nearest import missing_sentence, nearest
+from natty.config.options import nearest
+from natty.streams.nearest import missing_sentence
 
 
 def test_the_nearest_names_come_first_whatever_their_case():

@@ -1,0 +1,78 @@
+"""Arguments of the wrong type are named in a sentence at the call, before anything is sent."""
+
+import asyncio
+
+import pytest
+
+from natty import BadNameError, ConfigError, Natty
+from natty.groups.partitions import PartitioningFilter
+
+CALLS = {
+    "publish bytes": (lambda client: client.publish(b"a.x", b""), "the subject is b'a.x', of type bytes; write text"),
+    "publish a number": (lambda client: client.publish(3, b""), "the subject is 3, of type int; write text"),
+    "publish in the background": (lambda client: client.publish_async(b"a.x", b""), "the subject is b'a.x', of type"),
+    "consume, swapped": (
+        lambda client: client.consume("ORDERS", print, "w"),
+        "the consumer's name is <built-in function print>, of type builtin_function_or_method; write text",
+    ),
+    "consume without a function": (
+        lambda client: client.consume("ORDERS", "w", "print"),
+        "the handler is 'print'; give a function that takes a message",
+    ),
+    "consume with text": (
+        lambda client: client.consume("ORDERS", "w", print, concurrency="3"),
+        "concurrency is '3'; write a whole number, 1 or more",
+    ),
+    "consume with a number of retries": (
+        lambda client: client.consume("ORDERS", "w", print, retries=5),
+        "retries is 5; write a list; each element is a number of seconds",
+    ),
+    "consume, misspelt": (
+        lambda client: client.consume("ORDERS", "w", print, concurency=3),
+        r"consume\(\) has no option concurency; did you mean concurrency",
+    ),
+    "pull with text": (lambda client: client.pull("ORDERS", "w", expires="10s"), "expires is '10s'; write a number of"),
+    "watch with text": (lambda client: client.watch("b", heartbeat="5"), "heartbeat is '5'; write a number of seconds"),
+    "a key that is a number": (lambda client: client.put("b", 1, b""), "the key's name is 1; write text"),
+    "a revision that is text": (lambda client: client.get("b", "k", revision="3"), "revision is '3'; write a whole"),
+    "a history that is text": (lambda client: client.create_bucket("b", history="5"), "history is '5'; write a whole"),
+    "a group of text": (lambda client: client.group("S", "g").create("3"), "partitions is '3'; write a whole number"),
+    "a group with filters of text": (
+        lambda client: client.group("S", "g").create(3, ["orders.*:1"]),
+        r"a filter is 'orders\.\*:1'; write a PartitioningFilter",
+    ),
+    "a static group with other filters": (
+        lambda client: client.static_group("S", "g").create(3, [PartitioningFilter("a.*")]),
+        "a filter is PartitioningFilter.*; write text",
+    ),
+    "a group without a function": (
+        lambda client: client.group("S", "g").join("m", "handler"),
+        "the handler is 'handler'; give a function",
+    ),
+}
+
+
+def call(make):
+    async def run():
+        answer = make(Natty())
+        if asyncio.iscoroutine(answer):
+            await answer
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_of_the_wrong_type_is_named_before_a_request(name):
+    make, said = CALLS[name]
+    with pytest.raises(TypeError, match=f"^{said}"):
+        call(make)
+
+
+def test_a_misspelt_setting_of_a_bucket_is_named_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="bucket b: there is no setting histroy; did you mean history"):
+        call(lambda client: client.create_bucket("b", histroy=5))
+
+
+def test_a_name_that_is_empty_is_still_a_bad_name():
+    with pytest.raises(BadNameError, match="the consumer's name is empty"):
+        call(lambda client: client.consume("ORDERS", "", print))
