@@ -377,7 +377,7 @@ async def test_the_state_is_told(natty, stream, start):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"concurrency": 0}, "at least one"),
+        ({"concurrency": 0}, "concurrency is 0; write a whole number, 1 or more"),
         ({"retries": (), "dead_letters": False}, "retries is"),
         ({"batch": 600}, "batch 600 is over max_messages 500"),
         ({"ordered_by": "subject", "keep_alive": False}, "needs keep_alive"),

@@ -273,7 +273,7 @@ async def test_a_members_handler_that_takes_too_long_is_cancelled_and_has_failed
 def test_members_options_that_can_not_work_are_refused_as_those_of_consume_are(group):
     for options, words in (
         ({"batch": 600}, "batch 600 is over max_ack_pending 500"),
-        ({"concurrency": 0}, "at least one"),
+        ({"concurrency": 0}, "concurrency is 0; write a whole number, 1 or more"),
         ({"retries": (), "dead_letters": False}, "retries is"),
         ({"timeout": 1.0}, "a thread can't be cancelled"),
     ):
