@@ -21,7 +21,7 @@ from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.ingest.board import ArchiveState, Heard, StreamState
-from capture.status.status import Status, look
+from capture.status.status import NO_CANDIDATE, Status, look
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
@@ -129,7 +129,8 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     if status.sweeper != state.leader:
         leads = f"{status.sweeper or 'none'}; {state.leader} led the last sweep"
     table.add_row("leader of the sweep", leads)
-    table.add_row("leader of the compaction", status.compactor or "none")
+    nobody = f"none: {NO_CANDIDATE}" if status.lacks_candidate else "none"
+    table.add_row("leader of the compaction", status.compactor or nobody)
     swept = f"{_age(status.board.ago)} ago, took {state.seconds:.1f} s, adopted {state.adopted:,} blocks"
     table.add_row("last sweep", swept)
     blocks = f"{state.blocks:,} blocks, {state.messages:,} messages, {_size(state.bytes)}"

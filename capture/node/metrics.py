@@ -75,6 +75,7 @@ def _not_ready(running: Node | Several) -> list[str]:
     return [
         *telemetry.not_ready(natty),
         *(f"stream {stream} failed: {why}" for stream, why in failing.items()),
+        *(node.store_trouble for node in nodes if node.store_trouble),
         *(
             ": ".join(filter(None, (f"stream {stream} is not captured yet", lacks)))
             for stream, lacks in starting.items()

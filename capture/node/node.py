@@ -18,13 +18,14 @@ from capture.config.consumers import consumers
 from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
-from capture.errors import CaptureError, NotDrainedError
+from capture.errors import CaptureError, NotDrainedError, StoreError
 from capture.formats import writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announce, software_version
 from capture.ingest.commit import Acknowledger, CommitOptions, Committer
 from capture.ingest.durable import TOGETHER, Durable, prepare
 from capture.ingest.group_source import GroupSource, roster_key
+from capture.ingest.handed_back import HandedBack
 from capture.ingest.hooks import Completion, Hook, hook
 from capture.ingest.layout import layout
 from capture.ingest.pipeline import InFlight, capture
@@ -49,6 +50,8 @@ log = logging.getLogger("capture.node")
 life = logging.getLogger("capture.run")
 """Logs when a node captures, and what it did: the command line shows both at any level but `error`."""
 
+TROUBLE_LASTS = 60.0  # seconds from the time when a block that was not stored could be stored again
+REPORT_WITHIN = 2.0  # seconds that the server has to report what is acknowledged, at a stop with a failing store
 RETRY_DUTY = 5.0  # seconds before a candidate whose task or campaign failed campaigns again
 RELOAD = {"action": "reload"}
 
@@ -82,8 +85,9 @@ class Node:
         self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
         self._completions: Hook | None = None  # calls the user's hook
-        self._settled = 0  # messages that were stored, or handed back before the stop
+        self._settled = 0  # messages that were stored or handed back
         self._unstored = 0  # the other messages that were read before the stop
+        self._handed_back = HandedBack(config.limits.max_age + max(config.redeliver_after, default=0.0) + TROUBLE_LASTS)
         self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
         self._decode = decoder(config.decoder)
@@ -108,8 +112,7 @@ class Node:
 
         Raises NattyError if the stream is missing or the server refuses access; StoreError if the store refuses access,
         or if a block could not be stored and the configuration says to stop; NotStartedError if the server or the store
-        was not reachable in time; NotDrainedError if messages that were read before the stop could not be stored in
-        time.
+        was not reachable in time; NotDrainedError if messages that were read before the stop are not stored.
         """
         settings = {"name": f"capture {self.name}", **self.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
@@ -146,11 +149,17 @@ class Node:
     def _conclude(self) -> None:
         stored = self.stored["messages"], self.stored["blocks"]
         life.info("%s stopped: %d messages in %d blocks stored", self.name, *stored, extra={"action": "ended"})
-        if self._unstored:
+        if unstored := self._unstored + len(self._handed_back):
+            within = f" within the {self.config.drain:g} s that a stop may take" if self._unstored else ""
             raise NotDrainedError(
-                f"{self._unstored} messages that were read could not be stored within the {self.config.drain:g} s that "
-                f"a stop may take: none of them was acknowledged, they were handed back and will be delivered again"
+                f"{unstored} messages that were read could not be stored{within}: none of them was acknowledged, they "
+                f"were handed back and will be delivered again"
             )
+
+    @property
+    def store_trouble(self) -> str:
+        """Why blocks are not stored at the moment; "" if they are."""
+        return self._handed_back.trouble
 
     def state(self) -> NodeState:
         """Return the state that the node publishes."""
@@ -167,7 +176,11 @@ class Node:
             location=self._duty.location if self._duty and self._duty.can_compact else "",
             troubles=[
                 text[:LONGEST_TROUBLE]
-                for text in (*(self._duty.failing.values() if self._duty else ()), *self._describe_refusals())
+                for text in (
+                    *filter(None, [self.store_trouble]),
+                    *(self._duty.failing.values() if self._duty else ()),
+                    *self._describe_refusals(),
+                )
             ],
         )
 
@@ -190,7 +203,7 @@ class Node:
         config = self.config
         told = Hook(self._hook) if self._hook else contextlib.nullcontext()
         async with told as self._completions, self.start.enter(lambda: self._source(natty, durables)) as source:
-            commit = self._committer(source, self._settle).commit
+            commit = self._handed_back.watch(self._committer(source, self._settle).commit)
 
             def stop() -> float:
                 log.info("%s stops within %g s: it stores what it has read", self.name, self.config.drain)
@@ -206,7 +219,16 @@ class Node:
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
                 raise type(error)(_explain_end(error, config), code=error.code, err_code=error.err_code) from error
             finally:
-                self._unstored = source.read - self._settled if self._stopping.requested else 0
+                if self._stopping.requested:
+                    self._unstored = source.read - self._settled
+                    await self._forget_acknowledged(natty)
+
+    async def _forget_acknowledged(self, natty: Natty) -> None:
+        """Forget the messages that this node has handed back, and that another node has stored."""
+        if self._handed_back:
+            with contextlib.suppress(NattyError, TimeoutError):
+                async with asyncio.timeout(REPORT_WITHIN):
+                    self._handed_back.forget((await read_backlog(natty, self.config)).acked)
 
     def _committer(self, acknowledger: Acknowledger, completed: Callable[[Completion], None]) -> Committer:
         """Return the committer that stores blocks as configured. It calls `completed`, and then the user's hook."""
@@ -268,15 +290,18 @@ class Node:
 
     def _settle(self, completion: Completion) -> None:
         self._count(completion)
-        if completion.error is None or not self._stopping.requested:
+        if completion.error is None or isinstance(completion.error, StoreError):
             self._settled += completion.count
 
     def reload(self) -> None:
         """Apply the settings that may change in a running node. An invalid configuration changes nothing."""
         assert self._load is not None
         try:
-            change = plan_reload(self.config, self._load())
-        except CaptureError as error:
+            wanted = self._load()
+            _check(wanted)
+            Natty(**wanted.nats)  # checks them, though they need a restart
+            change = plan_reload(self.config, wanted)
+        except (CaptureError, NattyError) as error:
             log.error("nothing was reloaded, the old configuration stays: %s", error, extra={"action": "reload"})
             return
         self.config = change.config
@@ -307,7 +332,7 @@ class Node:
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
         if reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
-                "%s is not a candidate for the compaction, other nodes are: %s",
+                "%s is not a candidate for the compaction, a node with Spark has to run for it: %s",
                 self.name,
                 reason,
                 extra={"action": "no_spark"},

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from capture.archive.heads import COMPACTION, SWEEP
-from capture.config.settings import CaptureConfig
+from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, StreamState, server_time
 from capture.status.backlog import read_backlog
@@ -18,6 +18,7 @@ from natty import Natty, NattyError
 
 ASK_WITHIN = 3.0  # seconds within which NATS must report how far a stream is captured
 POSITION = ("first", "last", "acked", "pending", "unacked", "lag")  # fields of `StreamState` that come from NATS
+NO_CANDIDATE = "no running node is a candidate, a node with Spark is needed"
 FOUND = ("gaps", "gaps_are", "missing", "missing_are")  # fields that come from a sweep
 
 
@@ -26,7 +27,8 @@ class Status:
     """The status of an archive: its published state, and its leaders as far as the elections report them.
 
     The progress of the streams named in `asked` was read from NATS now. For other streams it is the result of the last
-    sweep, and is unknown if that sweep was too long ago: see `knows`.
+    sweep, and is unknown if that sweep was too long ago: see `knows`. `is_to_compact` says that the configuration has
+    settings for the compaction.
     """
 
     archive: str
@@ -34,11 +36,18 @@ class Status:
     sweeper: str
     compactor: str
     asked: frozenset[str] = frozenset()
+    is_to_compact: bool = False
 
     @property
     def troubles(self) -> list[str]:
         """A sentence for each problem."""
-        return self.board.troubles(leader=self.sweeper)
+        found = self.board.troubles(leader=self.sweeper)
+        return [*found, f"nobody compacts: {NO_CANDIDATE}"] if self.is_to_compact and self.lacks_candidate else found
+
+    @property
+    def lacks_candidate(self) -> bool:
+        """Whether nobody leads the compaction, and no running node can."""
+        return not self.compactor and not self.board.locations
 
     def knows(self, stream: StreamState) -> bool:
         """Return whether a stream's `acked`, `pending`, `unacked` and `lag` are at most a few sweeps old."""
@@ -80,7 +89,13 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
             f"bucket {BUCKET} has no status of archive {config.name}: no node has run yet, or it runs with another"
             " archive name, account or server"
         )
-    found = Status(config.name, board, sweeper.id if sweeper else "", compactor.id if compactor else "")
+    found = Status(
+        config.name,
+        board,
+        sweeper.id if sweeper else "",
+        compactor.id if compactor else "",
+        is_to_compact=config.compaction != Compacting(),
+    )
     return await _refresh(natty, config, found)
 
 

@@ -8,13 +8,16 @@ import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import pytest
 from listening import listening
 from patient import NEVER, PATIENCE, until
 
 from capture.archive.manifest import ENTRIES, decode_entry
 from capture.config.load import load
+from capture.ingest.board import Board
 from capture.node.node import Node
 from capture.stores import open_store
 from capture.verification.check import check
@@ -166,6 +169,47 @@ async def test_a_node_whose_store_is_away_goes_on_and_stores_everything_when_it_
     await verified(fleet, config, 60)
 
 
+async def test_a_node_that_can_not_store_is_not_ready_has_a_trouble_and_ends_with_status_1(fleet):
+    away, (port,) = fleet.folder / "away", free_ports(1)
+    away.touch()
+    often = {"limits__max_age": 0.3, "sweep__every": 0.3, "store_attempts": 1, "redeliver_after": [NEVER]}
+    node = start(fleet, "node-1", fleet.configure(**often), str(away), "--metrics", f"127.0.0.1:{port}")
+    await fleet.publish(orders(50), token=lambda number: "eu")
+    await fleet.said("node-1", "could not be stored in file:")
+    board = Board(fleet.natty, fleet.stream)
+    async with asyncio.timeout(PATIENCE):
+        while "the store is away" not in str([one.node.troubles for one in (await board.read()).nodes]):
+            await asyncio.sleep(0.1)
+    with pytest.raises(HTTPError) as refused:
+        await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE)
+    with refused.value as answer:
+        assert "the store is away" in " ".join(json.loads(answer.read())["reasons"])
+    away.unlink()
+    await fleet.publish(orders(10), token=lambda number: "eu")
+    await fleet.until(lambda state: state["num_ack_pending"] == 50)
+    ready = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE).status)
+    assert ready == 200
+    assert await fleet.stop(node) == 1
+    said = [line for line in fleet.log("node-1").read_text().splitlines() if line.startswith("capture: ")]
+    assert said == [
+        "capture: 50 messages that were read could not be stored: none of them was acknowledged, they were handed back"
+        " and will be delivered again"
+    ]
+
+
+async def test_messages_that_another_node_has_stored_do_not_count_in_the_exit_status(fleet):
+    (away := fleet.folder / "away").touch()
+    config = fleet.configure(limits__max_age=0.2, store_attempts=1, redeliver_after=[0.1])
+    failing = start(fleet, "node-1", config, str(away))
+    await fleet.publish(orders(30), token=lambda number: "eu")
+    await fleet.said("node-1", "could not be stored in file:")
+    other = start(fleet, "node-2", config)
+    await fleet.until_all_acked(30)
+    assert await fleet.stop(failing) == 0
+    assert await fleet.stop(other) == 0
+    await verified(fleet, config, 30)
+
+
 async def test_silent_clients_of_the_metrics_page_take_no_file_descriptor_that_capture_needs(fleet):
     (port,) = free_ports(1)
     config = fleet.configure(limits__max_age=0.3)
@@ -271,6 +315,13 @@ async def test_a_hangup_changes_what_may_change_names_what_may_not_and_survives_
     await fleet.publish(orders(5), token=lambda number: "eu")
     await fleet.until_all_acked(15)
     await fleet.said("node-1", "DEBUG   capture.commit: stored blocks/")
+
+    settings = config.read_text()
+    assert "[nats]" in settings
+    config.write_text(settings.replace("[nats]", "[nats]\ntls = 5"))
+    node.send_signal(signal.SIGHUP)
+    await fleet.said("node-1", "nothing was reloaded, the old configuration stays: the connection's settings: ")
+    assert "needs a restart to change nats" not in fleet.log("node-1").read_text()
 
     config.write_text('stream = "S\n')
     node.send_signal(signal.SIGHUP)

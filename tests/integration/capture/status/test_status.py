@@ -14,7 +14,7 @@ from capture.archive.heads import SWEEP
 from capture.cli.status import look, pages
 from capture.cli.sweep_preview import show_removable
 from capture.config.load import load
-from capture.config.settings import CaptureConfig
+from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
 from capture.ingest import board as capture_state
 from capture.ingest.board import BUCKET, Board, StreamState
@@ -91,6 +91,19 @@ async def test_an_archive_that_nobody_leads_is_not_well(published):
     status = await published(led=False)
     assert status.troubles == ["the sweep has no leader: stored blocks are not adopted"]
     assert "none; node-1 led the last sweep" in shown(status)
+
+
+async def test_that_nobody_can_compact_is_shown_and_is_a_trouble_if_the_compaction_is_configured(natty, published):
+    status = await published()
+    sentence = "no running node is a candidate, a node with Spark is needed"
+    assert f"none: {sentence}" in shown(status)
+    wanted = CaptureConfig(stream=status.archive, compaction=Compacting(min_files=2))
+    (status,) = await look(natty, [wanted])
+    assert status.troubles == [f"nobody compacts: {sentence}"]
+    await Board(natty, status.archive).announce(msgspec.structs.replace(NODE, location="s3://lake"))
+    (status,) = await look(natty, [wanted])
+    assert status.troubles == []
+    assert sentence not in shown(status)
 
 
 async def test_an_archive_of_which_nothing_is_published_is_told_in_one_sentence(natty):
