@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         TLSHandshakeError as TLSHandshakeError,
         TLSRequiredError as TLSRequiredError,
         UnsupportedError as UnsupportedError,
+        ThreadsEndedError as ThreadsEndedError,
         WrongLoopError as WrongLoopError,
         WrongLastSequenceError as WrongLastSequenceError,
     )
@@ -121,7 +122,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             KeyNotFoundError LeadershipLostError NattyError NoRespondersError NotConnectedError
             PayloadTooLargeError PublishError RequestTimeoutError RevisionConflictError SessionEndedError
             StaleTokenError StreamExistsError StreamNotFoundError TLSClosedError TLSError TLSHandshakeError
-            TLSRequiredError UnsupportedError WrongLoopError WrongLastSequenceError
+            TLSRequiredError ThreadsEndedError UnsupportedError WrongLoopError WrongLastSequenceError
         """,
         "natty.groups": "TooManyDeliveriesError",
         "natty.jetstream": "JetStream PubAck",

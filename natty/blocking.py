@@ -11,8 +11,8 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
@@ -21,7 +21,7 @@ from natty import client
 from natty.config.settings import ConnectionSettings
 from natty.consuming.consume import Consumption
 from natty.consuming.messaging import Responder
-from natty.errors import ConnectionClosedError, WrongLoopError
+from natty.errors import ConnectionClosedError, NotConnectedError, WrongLoopError
 from natty.kv import bucket
 from natty.streams import BucketConfig
 
@@ -35,6 +35,8 @@ class Loop:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self._taking = threading.Lock()  # held while work is given to the loop, or is refused from then on
+        self._ended = False
         self._running, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="natty blocking", daemon=True)
         self._thread.start()
@@ -51,6 +53,11 @@ class Loop:
         self._running.set()
         await self._over.wait()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the loop runs in this process: a fork has a copy of it that does not."""
+        return os.getpid() == self._pid and self._thread.is_alive()
+
     def check(self) -> None:
         """Raise WrongLoopError or ConnectionClosedError if this thread can't call the client."""
         if os.getpid() != self._pid:
@@ -63,9 +70,13 @@ class Loop:
             raise ConnectionClosedError
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop."""
+        """Start a coroutine on the loop. ConnectionClosedError after `end`."""
         self._running.wait()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._taking:
+            if not self._ended:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise ConnectionClosedError
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Ctrl-C cancels it, and raises KeyboardInterrupt."""
@@ -78,10 +89,18 @@ class Loop:
             running.cancel()
             raise
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop; do nothing if it has ended."""
+        if self.is_ours:
+            with suppress(RuntimeError):  # it has ended just now
+                self._loop.call_soon_threadsafe(function)
+
     def end(self) -> None:
         """Cancel what still runs, and end the thread."""
         self._running.wait()
-        self._loop.call_soon_threadsafe(self._over.set)
+        with self._taking:
+            self._ended = True
+        self.call_soon(self._over.set)
         self._thread.join()
 
 
@@ -89,7 +108,14 @@ class _Facade:
     """An object of natty, and the loop that it runs on."""
 
     _inner: Any
-    _loop: Loop
+    _loop: Loop | None = None
+
+    def _check(self) -> Loop:
+        """Return the loop. NotConnectedError before the client is opened; otherwise raises as `Loop.check`."""
+        if self._loop is None:
+            raise NotConnectedError("this client was not opened: use `with Natty(...)` or `Natty.connect()`")
+        self._loop.check()
+        return self._loop
 
 
 class _Method(Generic[P, T]):
@@ -111,8 +137,7 @@ class _Method(Generic[P, T]):
 
         @wraps(self._method)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            facade._loop.check()
-            return facade._loop.call(self._method(facade._inner, *args, **kwargs))
+            return facade._check().call(self._method(facade._inner, *args, **kwargs))
 
         return call
 
@@ -136,8 +161,7 @@ class _Iteration(Generic[P, T]):
 
         @wraps(self._method)
         def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            facade._loop.check()
-            return _iterate(facade._loop, self._method(facade._inner, *args, **kwargs))
+            return _iterate(facade._check(), self._method(facade._inner, *args, **kwargs))
 
         return call
 
@@ -152,7 +176,8 @@ def _iterate(loop: Loop, source: AsyncIterable[T]) -> Iterator[T]:
         while (item := _check(loop).call(step())) is not _END:
             yield item
     finally:
-        _check(loop).call(iterator.aclose())
+        with suppress(ConnectionClosedError, WrongLoopError):  # it ended with its client
+            _check(loop).call(iterator.aclose())
 
 
 def _check(loop: Loop) -> Loop:
@@ -182,7 +207,8 @@ class _Start(Generic[P]):
             async def make() -> Consumption | Responder:
                 return self._method(facade._inner, *args, **{**kwargs, **self._fixed})  # type: ignore[arg-type]
 
-            return Running(_check(facade._loop), facade._loop.call(make()))
+            loop = facade._check()
+            return Running(loop, loop.call(make()))
 
         return call
 
@@ -207,9 +233,8 @@ class Running:
         Ctrl-C stops it in the same way, and then raises KeyboardInterrupt. In the main thread SIGTERM stops it, too,
         unless the program handles it. Raises the errors of `Consumption.run`.
         """
-        self._loop.check()
         with _stop_at_sigterm(self.stop):
-            running = self._loop.submit(self._work.run())
+            running = self._start()
             try:
                 running.result()
             except KeyboardInterrupt:
@@ -219,17 +244,51 @@ class Running:
 
     def stop(self) -> None:
         """Take no more messages; running handlers finish. Call it from any thread. Idempotent."""
-        self._work.stop()
+        self._loop.call_soon(self._work.stop)
 
-    def __enter__(self) -> Self:
+    def _start(self) -> Future[None]:
         self._loop.check()
         self._future = self._loop.submit(self._work.run())
+        _started[self._future] = self
+        self._future.add_done_callback(_started.pop)
+        return self._future
+
+    def __enter__(self) -> Self:
+        """Start, and return when messages or requests can arrive. Raises the error that prevents it."""
+        future = self._start()
+        ready = self._loop.submit(self._work.ready.wait())
+        both: list[Future[Any]] = [future, ready]
+        try:
+            wait(both, return_when=FIRST_COMPLETED)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            ready.cancel()
+        if future.done():
+            future.result()
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._future is not None, "__enter__ has made it"
         self.stop()
-        self._future.result()
+        if self._loop.is_ours or self._future.done():  # after a fork it would never be
+            self._future.result()
+
+
+_started: dict[Future[None], Running] = {}  # what runs at the moment
+
+
+def _stop_started() -> None:
+    """Stop what runs, and wait until it ends, since Python ends the threads of handlers next."""
+    started = {future: running for future, running in list(_started.items()) if running._loop.is_ours}
+    for running in started.values():
+        running.stop()
+    wait(started)
+
+
+# Called when the main thread ends, before that of `concurrent.futures` (imported earlier) and before `atexit`.
+threading._register_atexit(_stop_started)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -307,7 +366,7 @@ class Natty(_Facade):
 
     def __enter__(self) -> Self:
         with self._opened:
-            if not hasattr(self, "_loop"):
+            if self._loop is None:
                 self._loop = Loop()
                 atexit.register(self.close)
         self._loop.check()
@@ -326,8 +385,8 @@ class Natty(_Facade):
 
         RuntimeError if a handler of this client calls it: call `stop` of the `Running` that `consume` returned.
         """
-        loop = getattr(self, "_loop", None)
-        if loop is None or not loop._thread.is_alive() or os.getpid() != loop._pid:
+        loop = self._loop
+        if loop is None or not loop.is_ours:
             return
         if self._inner.connection.lifetime.is_called_by_its_own:
             raise RuntimeError(
@@ -335,7 +394,8 @@ class Natty(_Facade):
             )
         atexit.unregister(self.close)
         try:
-            loop.call(self._inner.close())
+            with suppress(ConnectionClosedError):  # another thread was faster
+                loop.call(self._inner.close())
         finally:
             loop.end()
 
@@ -372,11 +432,12 @@ class Natty(_Facade):
 
     def bucket(self, name: str) -> Bucket:
         """Return a handle of the bucket. Sends no request."""
-        return Bucket(_check(self._loop), self._inner.bucket(name))
+        return Bucket(self._check(), self._inner.bucket(name))
 
     def create_bucket(self, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
         """Create the bucket if it does not exist, and return it. See `natty.Natty.create_bucket`."""
-        return Bucket(_check(self._loop), self._loop.call(self._inner.create_bucket(bucket, **settings)))
+        loop = self._check()
+        return Bucket(loop, loop.call(self._inner.create_bucket(bucket, **settings)))
 
     delete_bucket = _Method(client.Natty.delete_bucket)
     get = _Method(client.Natty.get)

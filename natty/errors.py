@@ -72,6 +72,10 @@ class WrongLoopError(NattyError, RuntimeError):
     """The client was used from another event loop, thread or process than the one that opened it."""
 
 
+class ThreadsEndedError(NattyError, RuntimeError):
+    """The main thread has ended: Python starts no more handlers in threads."""
+
+
 class NotConnectedError(NattyError):
     """The client is not connected to a server at the moment; nothing was sent."""
 

@@ -12,6 +12,7 @@ from natty import Batch, Natty
 from natty.cli import connect
 from natty.cli.printer import Printer
 from natty.cli.show import Form, form_of, show_message
+from natty.consuming.messaging import subscribe
 from natty.errors import BadSubjectError, StreamNotFoundError
 from natty.names import check_name
 from natty.pulling.ordered import Began, Ordered, OrderedOptions, Vanished
@@ -52,8 +53,7 @@ async def _listen(natty: Natty, subject: str, queue: str, form: Form, count: int
             if not printer.take(messages):
                 subscription.close()
 
-        subscription = natty.connection.subscribe(subject, take, queue=queue)
-        await natty.connection.flush()
+        subscription = await subscribe(natty.connection, subject, take, queue=queue)
         print(f"subscribed to {subject}", file=sys.stderr, flush=True)
         await printer.wait()
 

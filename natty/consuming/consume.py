@@ -57,6 +57,7 @@ class Consumption(RunsAsTask):
         self._jetstream, self._stream, self._durable = jetstream, stream, durable
         self._consumer: ConsumerConfig = consumer or {}
         self._has_handler = handler is not None
+        self.ready = asyncio.Event()  # `run` is connected, and has the consumer
         self._pull = Pull(
             jetstream,
             stream,
@@ -142,6 +143,7 @@ class Consumption(RunsAsTask):
             await stack.enter_async_context(self._attend())
             stack.push_async_callback(work.close, self.options.shutdown_timeout)
             await work.watch_letters(self._stream, self._durable)
+            self.ready.set()
             await self._pull.run()
         if work.fault is not None:
             raise work.fault

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from natty.errors import NattyError
+from natty.errors import NattyError, ThreadsEndedError
 from natty.wire.message import Batch, Message, Sender
 
 SEND_TIMEOUT = 5.0  # seconds that a thread waits for the event loop to send what it settled
@@ -56,7 +56,7 @@ def caller(handler: Handler, *, batch: bool, threads: Executor | None) -> Call:
     A handler that is not a coroutine function is called in `threads`, with the caller's context variables.
     """
     kinds = _kinds(handler)
-    call = handler if is_async(handler) else partial(_in_thread, threads, handler)
+    call = handler if is_async(handler) else partial(run_in_thread, threads, handler)
     if batch:
         return _batch_caller(call, kinds)
     if kinds == [Message]:
@@ -156,11 +156,15 @@ def _read(decode: Decode, name: str, payload: bytes) -> Any:
         raise BodyError(f"the body is not a valid {name}: {error}") from error
 
 
-async def _in_thread(threads: Executor | None, handler: Handler, *arguments: Any) -> None:
+async def run_in_thread(threads: Executor | None, handler: Handler, *arguments: Any) -> Any:
+    """Call a plain function in `threads` and return its result. ThreadsEndedError if they take no more work."""
     run = partial(copy_context().run, handler, *arguments)
-    answer = await asyncio.get_running_loop().run_in_executor(threads, run)
-    if inspect.isawaitable(answer):  # a plain function that returns a coroutine
-        await answer
+    try:
+        future = asyncio.get_running_loop().run_in_executor(threads, run)
+    except RuntimeError as error:
+        raise ThreadsEndedError from error
+    answer = await future
+    return await answer if inspect.isawaitable(answer) else answer  # a plain function that returns a coroutine
 
 
 class _Lot(Batch):

@@ -6,18 +6,22 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from natty.config.units import check_seconds
-from natty.consuming.handler import is_async
+from natty.consuming.handler import is_async, run_in_thread
+from natty.errors import AuthorizationError, ThreadsEndedError
 from natty.names import decode
 from natty.wire.background import is_cancellation
 from natty.wire.connection import Connection
-from natty.wire.lifetime import Running, RunsAsTask
-from natty.wire.message import Headers, RawMessage, Received, encode_headers
+from natty.wire.lifetime import Running, RunsAsTask, start
+from natty.wire.message import Headers, RawMessage, Received, Sink, encode_headers
+from natty.wire.repeated import REFUSALS_EVERY, Repeated
 from natty.wire.session import Subscription
 
 logger = logging.getLogger("natty.messaging")
+_repeated = Repeated(logger, every=REFUSALS_EVERY)
 
 MAX_MESSAGES = 65536  # messages that may wait to be read
 MAX_BYTES = 64 * 1024 * 1024  # bytes of payloads and headers that may wait to be read
@@ -44,10 +48,40 @@ class CoreMessage(Received):
     def respond(self, data: bytes = b"", *, headers: Headers | None = None) -> None:
         """Answer the request with the next write. Does nothing if no answer is expected.
 
-        Raises as `Connection.send` does.
+        The caller names the subject of the answer. Below `$` are the APIs of servers and streams, never a caller: such
+        an answer is not sent, and is logged. Raises as `Connection.send` does.
         """
-        if self._raw[1]:
-            self._connection.send(self._raw[1], data, headers=encode_headers(headers) if headers else b"")
+        reply = self._raw[1]
+        if reply.startswith(b"$"):
+            text = f"an answer to {self.reply!r} is not sent: a request on {self.subject!r} names an API of the server"
+            _repeated.error("an answer to an API of the server", text, extra={"action": "forged_reply"})
+        elif reply:
+            self._connection.send(reply, data, headers=encode_headers(headers) if headers else b"")
+
+
+async def subscribe(connection: Connection, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
+    """Subscribe as `Connection.subscribe`, and return when the server has the subscription.
+
+    AuthorizationError if the server does not permit it; otherwise as `Connection.subscribe` and `Connection.flush`.
+    """
+    if not connection.supervised:
+        raise connection.no_session()
+    refused: list[str] = []
+    note = refused.append
+    ours = f'Subscription to "{subject}"' + (f' using queue "{queue}"' if queue else "")
+    subscription = connection.subscribe(subject, sink, queue=queue)
+    connection.refusals.listeners.append(note)
+    try:
+        await connection.flush()
+        for text in refused:
+            if text.endswith(ours):
+                raise AuthorizationError(f"not permitted: {text}")
+    except BaseException:
+        subscription.close()
+        raise
+    finally:
+        connection.refusals.listeners.remove(note)
+    return subscription
 
 
 class CoreSubscription:
@@ -78,20 +112,16 @@ class CoreSubscription:
         self._waiting: deque[RawMessage] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
-        self._slow = self._over = False
+        self._slow = self._used = False
+        self.ended = asyncio.Event()  # no more messages are received
         self._subscription: Subscription | None = None
 
     def __repr__(self) -> str:
         return f"CoreSubscription({self.subject!r}, {len(self._waiting)} waiting, {self.dropped} dropped)"
 
     async def __aenter__(self) -> Self:
-        """Subscribe, and return when the server has the subscription. Raises as `Connection.flush` does."""
-        self._subscribe()
-        try:
-            await self._connection.flush()
-        except BaseException:
-            self.stop()
-            raise
+        """Subscribe, and return when the server has the subscription. Raises as `subscribe` does."""
+        await self._subscribe()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,7 +131,7 @@ class CoreSubscription:
         """Yield the messages. Outside of a block, it subscribes first, and ends the subscription with the loop."""
         alone = self._subscription is None
         if alone:
-            self._subscribe()
+            await self._subscribe()
         try:
             while (message := await self.next()) is not None:
                 yield message
@@ -113,7 +143,7 @@ class CoreSubscription:
         """Return the next message; None when the subscription has ended. Several tasks may wait at the same time."""
         while not self._waiting:
             self._connection.check_loop()
-            if self._over:
+            if self.ended.is_set():
                 return None
             self._wake.clear()
             await self._wake.wait()
@@ -127,18 +157,25 @@ class CoreSubscription:
         self._connection.call_on_loop(self._stop)
 
     def _stop(self) -> None:
-        if self._subscription is not None and not self._over:
+        if self._subscription is not None and not self.ended.is_set():
             self._subscription.close()
             self._connection.listeners.remove(self._on_event)
-        self._over = True
+        self.ended.set()
         self._wake.set()
 
-    def _subscribe(self) -> None:
-        if self._over or self._subscription is not None:
+    async def _subscribe(self) -> None:
+        if self._used or self.ended.is_set():
             raise RuntimeError(f"{self!r} was used already: create another one")
-        if not self._connection.supervised:
-            raise self._connection.no_session()
-        self._subscription = self._connection.subscribe(self.subject, self._receive, queue=self.queue)
+        self._used = True
+        try:
+            subscription = await subscribe(self._connection, self.subject, self._receive, queue=self.queue)
+        except BaseException:
+            self.stop()
+            raise
+        if self.ended.is_set():  # stopped meanwhile
+            subscription.close()
+            return
+        self._subscription = subscription
         self._connection.listeners.append(self._on_event)
 
     def _receive(self, messages: list[RawMessage]) -> None:
@@ -173,7 +210,8 @@ class Responder(RunsAsTask):
 
     It ends with `stop`, with the block, or when the client is closed; running handlers then have `shutdown_timeout`
     seconds to finish. If a handler raises, the error is logged, and the caller gets an empty answer with the headers
-    `Nats-Service-Error` and `Nats-Service-Error-Code`. `handled` and `failed` count requests.
+    `Nats-Service-Error` and `Nats-Service-Error-Code`. `handled` and `failed` count requests. `ready` is set when the
+    server has the subscription.
     """
 
     def __init__(
@@ -185,6 +223,8 @@ class Responder(RunsAsTask):
         concurrency: int,
         shutdown_timeout: float,
     ) -> None:
+        if not callable(handler):
+            raise TypeError(f"{handler!r} is not a callable object")
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; at least one handler must run")
         check_seconds(shutdown_timeout=shutdown_timeout)
@@ -193,7 +233,10 @@ class Responder(RunsAsTask):
         self._connection = connection
         self._handler = handler
         self._concurrency, self._shutdown_timeout = concurrency, shutdown_timeout
-        self._ready = asyncio.Event()
+        self.ready = asyncio.Event()
+        self._threads: ThreadPoolExecutor | None = None
+        if not is_async(handler):
+            self._threads = ThreadPoolExecutor(concurrency, f"natty {subscription.subject}")
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -202,19 +245,33 @@ class Responder(RunsAsTask):
     async def run(self) -> None:
         """Answer requests until `stop`, close of the client, or cancellation. Raises as `CoreSubscription` does."""
         with Running(self._connection.lifetime, self.stop, self._shutdown_timeout) as running:
-            async with self.subscription:
-                self._ready.set()
-                workers = running.around(lambda: [asyncio.create_task(self._work()) for _ in range(self._concurrency)])
-                try:
-                    await asyncio.gather(*workers)
-                finally:
-                    await self._finish(workers)
+            try:
+                async with self.subscription:
+                    self.ready.set()
+                    await self._finish(
+                        running.around(lambda: [asyncio.create_task(self._work()) for _ in range(self._concurrency)])
+                    )
+            finally:
+                if self._threads is not None:
+                    self._threads.shutdown(wait=False)
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """Cancel the handlers that still run, and wait until they end."""
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        """Wait for the end of the subscription, then for the handlers, which are cancelled after `shutdown_timeout`."""
+        ended = asyncio.create_task(self.subscription.ended.wait())
+        try:
+            await asyncio.wait([ended, *workers], return_when=asyncio.FIRST_COMPLETED)
+            self.stop()  # a worker ends before the subscription only by a fault
+            _, late = await asyncio.wait(workers, timeout=self._shutdown_timeout)
+            if late:
+                text = "%d handlers of %r did not finish within %g s: cancelled"
+                logger.warning(text, len(late), self, self._shutdown_timeout)
+        finally:
+            for task in (ended, *workers):
+                task.cancel()
+            results = await asyncio.gather(*workers, return_exceptions=True)
+        for fault in results:
+            if isinstance(fault, BaseException) and not isinstance(fault, asyncio.CancelledError):
+                raise fault
 
     def stop(self) -> None:
         """Take no more requests; those that arrived are still answered. Safe to call from any thread. Idempotent."""
@@ -222,20 +279,12 @@ class Responder(RunsAsTask):
 
     async def __aenter__(self) -> Self:
         """Start, and return when the server has the subscription."""
-        self._task = asyncio.create_task(self.run())
-        ready = asyncio.create_task(self._ready.wait())
-        await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if self._task.done():
-            await self._task  # raises the error that prevented the start
+        self._task = await start(self.run(), self.ready)
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._task is not None, "__aenter__ has made it"
         self.stop()
-        _, late = await asyncio.wait([self._task], timeout=self._shutdown_timeout)
-        for one in late:
-            one.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work(self) -> None:
@@ -245,22 +294,26 @@ class Responder(RunsAsTask):
                 if answer is not None:
                     message.respond(answer)
                 self.handled += 1
+            except ThreadsEndedError as error:
+                logger.warning("%r is not answered: %s", message, error, extra={"action": "respond"})
+                raise
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancellation(error):
                     raise
-                self.failed += 1
-                logger.exception("the handler of %r failed", message, extra={"action": "respond"})
-                self._say_failed(message)
+                self._fail(message)
 
-    def _say_failed(self, message: CoreMessage) -> None:
+    def _fail(self, message: CoreMessage) -> None:
+        """Log the error that is being handled, and tell the caller that its request failed."""
+        self.failed += 1
+        logger.exception("the handler of %r failed", message, extra={"action": "respond"})
         try:
             message.respond(headers=FAILED)
         except Exception as error:  # no connection: the caller's request ends by its timeout
             logger.info("the failure of %r could not be reported: %s", message, error)
 
     async def _call(self, message: CoreMessage) -> bytes | None:
-        if is_async(self._handler):
+        if self._threads is None:
             answer = self._handler(message)
-        else:
-            answer = await asyncio.to_thread(self._handler, message)
-        return await answer if isinstance(answer, Awaitable) else answer
+            return await answer if isinstance(answer, Awaitable) else answer
+        result: bytes | None = await run_in_thread(self._threads, self._handler, message)
+        return result

@@ -23,7 +23,7 @@ from natty.consuming.dead_letters.letter import reason_of
 from natty.consuming.handler import BodyError, FromThreads, Handler, caller, is_async, takes_message, within
 from natty.consuming.lanes import Lanes, Turn
 from natty.consuming.options import WorkOptions, key_by
-from natty.errors import NattyError, NotConnectedError, StreamNotFoundError
+from natty.errors import NattyError, NotConnectedError, StreamNotFoundError, ThreadsEndedError
 from natty.jetstream import JetStream
 from natty.pulling.pull import Pull, size_of
 from natty.wire import tracing
@@ -447,6 +447,8 @@ class Work:
             if task.cancelling():
                 raise
             await self._fail(turns, error)  # the handler awaited something that was cancelled
+        except ThreadsEndedError:
+            raise  # the handler has not begun
         except Exception as error:
             await self._fail(turns, error)
         else:

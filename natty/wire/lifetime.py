@@ -44,6 +44,22 @@ class RunsAsTask(Coroutine[Any, Any, None]):
             self._coroutine.close()
 
 
+async def start(run: Coroutine[Any, Any, None], ready: asyncio.Event) -> asyncio.Task[None]:
+    """Run it as a task, and return when it is ready. Raises the error that prevented that."""
+    task = asyncio.create_task(run)
+    waiting = asyncio.create_task(ready.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        task.cancel()
+        raise
+    finally:
+        waiting.cancel()
+    if task.done():
+        await task
+    return task
+
+
 class Lifetime:
     """The work that runs on one connection. `close` of the client stops all of it, and waits until it ends."""
 
