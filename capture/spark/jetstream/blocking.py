@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from natty import Natty
-from natty.blocking import Loop
+from natty.blocking.loop import Loop
 
 T = TypeVar("T")
 

@@ -1,10 +1,7 @@
 """natty.blocking: the same client from plain threads, on a real server."""
 
 import inspect
-import os
-import signal
-import subprocess
-import sys
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +18,9 @@ from natty import (
     KeyNotFoundError,
     Message,
     NoRespondersError,
+    NotConnectedError,
     RequestTimeoutError,
+    StreamNotFoundError,
     blocking,
 )
 
@@ -83,12 +82,90 @@ def test_requests_are_answered(client, natty_name):
     with pytest.raises(NoRespondersError):
         client.request(subject)
     with client.respond(subject, lambda message: message.data * 2):
-        for _ in range(1000):
-            try:
-                assert client.request(subject, b"ab").data == b"abab"
-                break
-            except NoRespondersError:  # the responder has not subscribed yet
-                continue
+        assert client.request(subject, b"ab").data == b"abab"
+
+
+def test_a_block_begins_when_its_requests_or_messages_arrive_and_not_at_all_if_they_never_can(client, natty_name):
+    for number in range(20):
+        subject = natty_name(f"core{number}")
+        with client.respond(subject, lambda message: b"1"):
+            assert client.request(subject).data == b"1"
+    entered = False
+    with pytest.raises(StreamNotFoundError), client.consume(natty_name("NONE"), "d", lambda message: None):
+        entered = True
+    assert not entered
+
+
+def test_a_client_that_was_not_opened_says_how_to_open_it(natty_name):
+    client = blocking.Natty()
+    for use in (
+        lambda: client.publish("a", b""),
+        lambda: client.read("S"),
+        lambda: client.consume("S", "d", print),
+        lambda: client.bucket("b"),
+        lambda: client.create_bucket("b"),
+    ):
+        with pytest.raises(NotConnectedError, match=r"not opened: use `with Natty\(\.\.\.\)` or `Natty\.connect\(\)`"):
+            use()
+    client.close()
+
+
+def test_what_only_the_client_with_an_event_loop_has_is_named(client):
+    with pytest.raises(AttributeError, match=r"no 'leader': use natty\.Natty for it, within asyncio\.run"):
+        client.leader  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no 'publsh'$"):
+        client.publsh  # noqa: B018
+    with pytest.raises(ValueError, match="signals=True has no effect here"):
+        client.consume("S", "d", print, signals=True)
+
+
+@pytest.mark.parametrize("home", [blocking.Natty, blocking.Bucket])
+def test_no_help_speaks_of_await(home):
+    for name, method in vars(home).items():
+        shown = (
+            f"{method.__doc__} {getattr(getattr(home(), name, None), '__doc__', '') if home is blocking.Natty else ''}"
+        )
+        assert not re.search(r"\bawait\b|\basync\b|aclosing", shown) or name.startswith("__"), name
+
+
+def test_what_runs_stops_again_after_its_client_was_closed(client, stream):
+    with client.consume(stream, "d", lambda message: None) as running:
+        client.close()
+        running.stop()
+    running.stop()
+
+
+def test_each_call_that_runs_while_the_client_is_closed_ends(nats_server):
+    for _ in range(20):
+        client = blocking.Natty.connect(**PATIENT | nats_server.connect_options())
+        started = threading.Barrier(9)
+
+        def work(client=client, started=started):
+            started.wait()
+            while True:
+                try:
+                    client.request("nobody.is.there")
+                except NoRespondersError:
+                    continue
+                except ConnectionClosedError:
+                    return
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        client.close()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def test_an_iterator_that_outlives_its_client_ends_quietly(client, stream):
+    client.publish(f"{stream}.a", b"")
+    messages = client.read(stream, follow=True)
+    assert next(messages).sequence == 1
+    client.close()
+    messages.close()
 
 
 def test_messages_of_a_subject_are_iterated_over(client, natty_name):
@@ -166,92 +243,3 @@ def test_a_handler_can_not_close_its_client(client, stream):
     running = client.consume(stream, "d", handle)
     running.run()
     assert said == ["a handler can't close its own client: call stop() of the object that consume() returned"]
-
-
-def run(code, nats_server, *, interrupt=None):
-    """Run a program that prints "ready"; send it a signal then. Return its status and what it printed."""
-    options = nats_server.connect_options()
-    environment = os.environ | {
-        "NATS_URL": options["servers"][0],
-        "NATS_CA": options["tls_ca"],
-        "NATS_CERT": options["tls_cert"],
-        "NATS_KEY": options["tls_key"],
-        "NATS_TIMEOUT": f"{PATIENCE}s",
-        "NATS_CONNECT_TIMEOUT": f"{PATIENCE}s",
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [sys.executable, "-W", "error", "-u", "-c", code]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        giving_up = threading.Timer(PATIENCE, process.kill)
-        giving_up.start()
-        said = process.stdout.readline()
-        if interrupt is not None and said == "ready\n":
-            process.send_signal(interrupt)
-        said += process.stdout.read()
-        status = process.wait()
-        giving_up.cancel()
-    return status, said
-
-
-CONSUME = """
-from natty.blocking import Natty
-import time
-def handle(message):
-    print("ready", flush=True)
-    time.sleep(0.5)
-    print("finished", flush=True)
-with Natty() as client:
-    client.create_stream("{0}", subjects=["{0}"])
-    client.publish("{0}", b"")
-    try:
-        client.consume("{0}", "d", handle).run()
-    except KeyboardInterrupt:
-        print("interrupted")
-    print(client.ensure_consumer("{0}", "d")["durable_name"])
-"""
-
-
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "")])
-def test_a_signal_lets_the_handler_finish_and_the_program_go_on(nats_server, natty_name, number, said):
-    status, output = run(CONSUME.format(natty_name("SIGNAL")), nats_server, interrupt=number)
-    assert (status, output) == (0, f"ready\nfinished\n{said}d\n")
-
-
-def test_a_program_that_forgets_to_close_ends_and_publishes_what_it_took(nats_server, natty_name):
-    name = natty_name("EXIT")
-    code = f"""
-from natty.blocking import Natty
-client = Natty.connect()
-client.create_stream("{name}", subjects=["{name}"])
-for number in range(100):
-    client.publish_async("{name}", b"%d" % number)
-print("ready")
-"""
-    assert run(code, nats_server) == (0, "ready\n")
-    with blocking.Natty(**PATIENT | nats_server.connect_options()) as client:
-        assert len(list(client.read(name))) == 100
-
-
-def test_after_a_fork_the_client_says_so_and_another_one_works(nats_server, natty_name):
-    name = natty_name("FORK")
-    code = f"""
-import os
-from natty import WrongLoopError
-from natty.blocking import Natty
-with Natty() as client:
-    client.create_stream("{name}", subjects=["{name}"])
-    child = os.fork()
-    if not child:
-        try:
-            client.publish("{name}", b"")
-        except WrongLoopError as error:
-            print("before a fork" in str(error))
-        with Natty() as other:
-            print(other.publish("{name}", b"").seq)
-        os._exit(0)
-    os.waitpid(child, 0)
-    print(client.publish("{name}", b"").seq)
-"""
-    assert run(code, nats_server) == (0, "True\n1\n2\n")

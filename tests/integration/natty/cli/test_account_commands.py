@@ -105,3 +105,12 @@ def test_who_may_not_ask_is_told_in_one_sentence(server_of):
     lines = [line for line in done.err.splitlines() if not line.startswith("20")]
     assert (done.status, done.out, len(lines)) == (1, "", 1)
     assert lines[0].startswith('natty: not permitted: Permissions Violation for Publish to "$JS.API.INFO"')
+
+
+def test_a_subscription_that_is_not_permitted_is_told_instead_of_waiting(server_of):
+    natty = server_of(
+        authorization='authorization { users: [{user: a, password: a, permissions: {subscribe: "_INBOX.>"}}]}'
+    )
+    done = natty("sub", "secret.>", "--user", "a", "--password", "a")
+    assert (done.status, done.out, "subscribed" in done.err) == (1, "", False)
+    assert 'natty: not permitted: Permissions Violation for Subscription to "secret.>"' in done.err

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from contextlib import AsyncExitStack
 
 import pytest
 from patient import PATIENCE, PATIENT, until
 
 from natty import (
+    AuthorizationError,
     BadSubjectError,
     ConnectionClosedError,
     JetStreamError,
@@ -15,11 +17,19 @@ from natty import (
     NotConnectedError,
     RequestTimeoutError,
 )
+from natty.testing import NatsServer, ServerOptions
 
 
 @pytest.fixture
 def subject(natty_name):
     return natty_name("core")
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    name = natty_name("CORE")
+    await natty.create_stream(name, subjects=[f"{name}.>"])
+    return name
 
 
 async def double(message):
@@ -170,6 +180,17 @@ async def test_a_slow_reader_loses_what_is_over_its_bounds_and_it_is_counted(nat
     assert caplog.text.count("is read too slowly") == 2
 
 
+async def test_what_was_read_makes_room_and_the_next_loss_is_logged_again(natty, subject, caplog):
+    async with natty.subscribe(subject, max_bytes=4) as messages:
+        for round_ in range(3):
+            for number in range(4):
+                natty.connection.send(subject, b"%02d" % number)
+            await natty.connection.flush()
+            await until(lambda expected=2 * round_ + 2: messages.dropped == expected)
+            assert [(await messages.next()).data for _ in range(2)] == [b"00", b"01"]
+    assert caplog.text.count("is read too slowly") == 3
+
+
 async def test_a_subscription_outlives_a_reconnect(natty_proxy, natty, subject):
     async with Natty(**PATIENT | natty_proxy.options) as client, client.subscribe(subject) as messages:
         await natty_proxy.cut()
@@ -205,6 +226,8 @@ async def test_what_cannot_be_subscribed_to_is_refused(natty, subject):
             pass
     with pytest.raises(ValueError, match="max_messages is 0"):
         natty.subscribe(subject, max_messages=0)
+    with pytest.raises(TypeError, match="'y' is not a callable object"):
+        natty.respond(subject, "y")
     with pytest.raises(ValueError, match="concurrency is 0"):
         natty.respond(subject, double, concurrency=0)
     async with natty.subscribe(subject) as messages:
@@ -235,3 +258,79 @@ async def test_an_answer_that_is_not_one_of_jetstreams_is_an_error_of_natty(natt
     async with natty.respond(f"{api}.>", lambda _: answer), Natty(**options) as client:
         with pytest.raises(JetStreamError, match="INFO: the answer is not one of JetStream's"):
             await client.jetstream.request("INFO")
+
+
+async def test_an_answer_goes_to_no_api_of_the_server(natty, subject, stream, caplog):
+    async with natty.respond(subject, double) as responder, natty.subscribe(subject) as messages:
+        for _ in range(3):
+            natty.connection.send(subject, b"", reply=f"$JS.API.STREAM.DELETE.{stream}".encode())
+            (await messages.next()).respond(b"")
+        assert (await natty.request(subject, b"a")).data == b"aa"
+        assert responder.handled == 4
+    await natty.connection.flush()
+    assert (await natty.stream_info(stream))["config"]["name"] == stream
+    assert [getattr(record, "action", "") for record in caplog.records].count("forged_reply") == 1
+
+
+async def test_as_many_plain_handlers_run_at_one_time_as_concurrency_says(natty, subject):
+    together = threading.Barrier(40)
+
+    def handle(message):
+        together.wait(PATIENCE)
+        return threading.current_thread().name.encode()
+
+    async with natty.respond(subject, handle, concurrency=40):
+        answers = await asyncio.gather(*(natty.request(subject) for _ in range(40)))
+    assert len({answer.data for answer in answers}) == 40
+    assert all(answer.data.startswith(b"natty ") for answer in answers)
+
+
+@pytest.mark.parametrize("ended_by", ["stop", "the block"])
+async def test_handlers_are_cancelled_after_the_shutdown_timeout(natty, subject, ended_by):
+    started, cancelled = asyncio.Event(), []
+
+    async def handle(message):
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(message.data)
+            raise
+
+    responder = natty.respond(subject, handle, shutdown_timeout=0.05)
+    async with asyncio.timeout(PATIENCE):
+        async with AsyncExitStack() as stack:
+            if ended_by == "stop":
+                running = asyncio.create_task(responder.run())
+                await responder.ready.wait()
+            else:
+                await stack.enter_async_context(responder)
+            natty.connection.send(subject, b"1")
+            await started.wait()
+            if ended_by == "stop":
+                responder.stop()
+                await running
+    assert cancelled == [b"1"]
+
+
+async def test_what_the_server_does_not_permit_is_an_error_when_it_begins(natty_tls, nats_server_binary):
+    permissions = '{user: ann, password: x, permissions: {subscribe: {deny: ["secret.>", "shared q"]}}}'
+    options = ServerOptions(jetstream=False, authorization=f"authorization {{ users: [{permissions}] }}")
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**PATIENT | server.connect_options(), user="ann", password="x") as client:
+            refused = [
+                client.subscribe("secret.>"),
+                client.respond("secret.a", double),
+                client.subscribe("shared", queue="q"),
+            ]
+            for one in refused:
+                with pytest.raises(AuthorizationError, match=r"not permitted: .*Subscription to"):
+                    async with one:
+                        pass
+            with pytest.raises(AuthorizationError, match="not permitted"):
+                await anext(aiter(client.subscribe("secret.b")))
+            with pytest.raises(AuthorizationError, match="not permitted"):
+                await client.respond("secret.c", double)
+            assert not client.connection.refusals.listeners[1:]
+            async with client.respond("open", double):
+                assert (await client.request("open", b"a")).data == b"aa"
