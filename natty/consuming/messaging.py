@@ -66,21 +66,15 @@ async def subscribe(connection: Connection, subject: str, sink: Sink, *, queue: 
     """
     if not connection.supervised:
         raise connection.no_session()
-    refused: list[str] = []
-    note = refused.append
-    ours = f'Subscription to "{subject}"' + (f' using queue "{queue}"' if queue else "")
     subscription = connection.subscribe(subject, sink, queue=queue)
-    connection.refusals.listeners.append(note)
     try:
         await connection.flush()
-        for text in refused:
-            if text.endswith(ours):
-                raise AuthorizationError(f"not permitted: {text}")
+        if connection.is_refused(subscription):
+            of = f" in the queue group {queue!r}" if queue else ""
+            raise AuthorizationError(f"not permitted: this user may not subscribe to {subject!r}{of}")
     except BaseException:
         subscription.close()
         raise
-    finally:
-        connection.refusals.listeners.remove(note)
     return subscription
 
 

@@ -165,6 +165,10 @@ class Connection:
         """Whether the server refuses the subscription to our inbox: requests are sent, and no answer can arrive."""
         return self._answers_sid in self._refused.ids
 
+    def is_refused(self, subscription: Subscription) -> bool:
+        """Return whether the server does not permit it now, as far as it has answered: `flush` before."""
+        return b"%d" % subscription.sid in self._refused.ids
+
     @property
     def server_info(self) -> dict[str, Any]:
         """The server's INFO: version, max_payload, jetstream, …"""

@@ -113,4 +113,4 @@ def test_a_subscription_that_is_not_permitted_is_told_instead_of_waiting(server_
     )
     done = natty("sub", "secret.>", "--user", "a", "--password", "a")
     assert (done.status, done.out, "subscribed" in done.err) == (1, "", False)
-    assert 'natty: not permitted: Permissions Violation for Subscription to "secret.>"' in done.err
+    assert "natty: not permitted: this user may not subscribe to 'secret.>'" in done.err

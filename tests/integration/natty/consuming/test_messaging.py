@@ -324,13 +324,12 @@ async def test_what_the_server_does_not_permit_is_an_error_when_it_begins(natty_
                 client.subscribe("shared", queue="q"),
             ]
             for one in refused:
-                with pytest.raises(AuthorizationError, match=r"not permitted: .*Subscription to"):
+                with pytest.raises(AuthorizationError, match="not permitted: this user may not subscribe to"):
                     async with one:
                         pass
             with pytest.raises(AuthorizationError, match="not permitted"):
                 await anext(aiter(client.subscribe("secret.b")))
             with pytest.raises(AuthorizationError, match="not permitted"):
                 await client.respond("secret.c", double)
-            assert not client.connection.refusals.listeners[1:]
             async with client.respond("open", double):
                 assert (await client.request("open", b"a")).data == b"aa"
