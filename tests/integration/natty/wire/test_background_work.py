@@ -117,7 +117,7 @@ async def test_a_node_that_is_stopped_before_its_failed_work_begins_again_leaves
         published.set()
         raise KeyError("nobody thought of this")
 
-    monkeypatch.setattr("capture.ingest.board.announcing", announce_once)
+    monkeypatch.setattr("capture.ingest.board.keep_announcing", announce_once)
     node = start_beside(fleet.configure(node="node-1", decoder="raw", limits__max_age=0.2))
     await fleet.publish([b"1", b"2"])
     await fleet.until_all_acked(2)
