@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `X as X` exports a name
     from natty.client import Natty as Natty, as_leader as as_leader
-    from natty.config.settings import Config as Config
+    from natty.config.settings import Config as Config, ConnectionSettings as ConnectionSettings
     from natty.consuming.handler import BodyError as BodyError
     from natty.consuming.consume import Consumption as Consumption
     from natty.consuming.dead_letters import (
@@ -18,16 +18,17 @@ if TYPE_CHECKING:  # `X as X` exports a name
         LetterFilter as LetterFilter,
         LetterNotFoundError as LetterNotFoundError,
     )
-    from natty.consuming.handler import HandlerTimeoutError as HandlerTimeoutError
+    from natty.consuming.handler import Handler as Handler, HandlerTimeoutError as HandlerTimeoutError
     from natty.consuming.messaging import (
         CoreMessage as CoreMessage,
         CoreSubscription as CoreSubscription,
         Responder as Responder,
     )
-    from natty.consuming.options import ConsumeOptions as ConsumeOptions
+    from natty.consuming.options import ConsumeOptions as ConsumeOptions, ConsumeSettings as ConsumeSettings
     from natty.elections import (
         Election as Election,
         ElectionOptions as ElectionOptions,
+        ElectionSettings as ElectionSettings,
         Leadership as Leadership,
         Term as Term,
     )
@@ -71,6 +72,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         WrongLastSequenceError as WrongLastSequenceError,
     )
     from natty.groups import TooManyDeliveriesError as TooManyDeliveriesError
+    from natty.groups.joining import JoinOptions as JoinOptions, JoinSettings as JoinSettings
     from natty.jetstream import JetStream as JetStream, PubAck as PubAck
     from natty.kv import (
         BadKeyError as BadKeyError,
@@ -80,13 +82,18 @@ if TYPE_CHECKING:  # `X as X` exports a name
         Gone as Gone,
         PictureComplete as PictureComplete,
         Watch as Watch,
+        WatchSettings as WatchSettings,
     )
     from natty.names import BadNameError as BadNameError
     from natty.publishing.atomic import AtomicMessage as AtomicMessage
     from natty.publishing.outbox import Outbox as Outbox, OutboxOptions as OutboxOptions
-    from natty.publishing.publisher import Publisher as Publisher, PublisherOptions as PublisherOptions
+    from natty.publishing.publisher import (
+        Publisher as Publisher,
+        PublisherOptions as PublisherOptions,
+        PublisherSettings as PublisherSettings,
+    )
     from natty.pulling.pull import Pull as Pull
-    from natty.pulling.requests import PullOptions as PullOptions
+    from natty.pulling.requests import PullOptions as PullOptions, PullSettings as PullSettings
     from natty.streams import (
         BucketConfig as BucketConfig,
         ConsumerConfig as ConsumerConfig,
@@ -105,16 +112,16 @@ if TYPE_CHECKING:  # `X as X` exports a name
 else:  # the same names, each imported when it is first used (PEP 562)
     _HOMES = {
         "natty.client": "Natty as_leader",
-        "natty.config.settings": "Config",
-        "natty.consuming.handler": "BodyError HandlerTimeoutError",
+        "natty.config.settings": "Config ConnectionSettings",
+        "natty.consuming.handler": "BodyError Handler HandlerTimeoutError",
         "natty.consuming.consume": "Consumption",
         "natty.consuming.dead_letters": """
             BadAdvisoryError BadLetterError DeadLetterOptions DeadLetters Letter LetterBox LetterFilter
             LetterNotFoundError
         """,
         "natty.consuming.messaging": "CoreMessage CoreSubscription Responder",
-        "natty.consuming.options": "ConsumeOptions",
-        "natty.elections": "Election ElectionOptions Leadership Term",
+        "natty.consuming.options": "ConsumeOptions ConsumeSettings",
+        "natty.elections": "Election ElectionOptions ElectionSettings Leadership Term",
         "natty.errors": """
             AuthorizationError BadGroupError BadRecordError BadSubjectError BucketNotFoundError ConfigError
             ConnectError ConnectionClosedError ConsumerExistsError ConsumerNotFoundError DomainUnreachableError
@@ -125,14 +132,15 @@ else:  # the same names, each imported when it is first used (PEP 562)
             TLSRequiredError ThreadsEndedError UnsupportedError WrongLoopError WrongLastSequenceError
         """,
         "natty.groups": "TooManyDeliveriesError",
+        "natty.groups.joining": "JoinOptions JoinSettings",
         "natty.jetstream": "JetStream PubAck",
-        "natty.kv": "BadKeyError Bucket BucketStatus Entry Gone PictureComplete Watch",
+        "natty.kv": "BadKeyError Bucket BucketStatus Entry Gone PictureComplete Watch WatchSettings",
         "natty.names": "BadNameError",
         "natty.publishing.atomic": "AtomicMessage",
         "natty.publishing.outbox": "Outbox OutboxOptions",
-        "natty.publishing.publisher": "Publisher PublisherOptions",
+        "natty.publishing.publisher": "Publisher PublisherOptions PublisherSettings",
         "natty.pulling.pull": "Pull",
-        "natty.pulling.requests": "PullOptions",
+        "natty.pulling.requests": "PullOptions PullSettings",
         "natty.streams": """
             BucketConfig ConsumerConfig ConsumerInfo MessageNotFoundError PurgeRefusedError ServerConsumerConfig
             ServerStreamConfig StreamConfig StreamInfo StreamState

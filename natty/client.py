@@ -78,7 +78,7 @@ class Natty:
 
     Settings are the keywords of `ConnectionSettings`. Missing ones come from the environment (`NATS_URL`, `NATS_CREDS`,
     `NATS_CERT`, `NATS_KEY`, `NATS_CA`, …), then from a context of the `nats` tool, then from the defaults. With
-    `servers`, only a context that `context` names counts: see `config.settings.resolve`.
+    `servers`, only a context that `context` names counts.
     For everything without a method here, use `natty.jetstream` (raw API requests) and `natty.connection`.
     """
 
@@ -111,7 +111,8 @@ class Natty:
     ) -> Self:
         """Connect and return the client: `close` it at the end, or use `async with`, which does not open it again.
 
-        Raises the errors of `Connection.open`.
+        Each server is tried once. ConnectError names each one and what was wrong with it; AuthorizationError,
+        ConfigError, TLSRequiredError or TLSHandshakeError if that was the reason.
         """
         return await cls(servers, context=context, **settings).__aenter__()
 
@@ -250,10 +251,11 @@ class Natty:
         expect_last_sequence: int | None = None,
         timeout: float | None = None,
     ) -> PubAck:
-        """Store all of the messages in their stream, or none; return the ack of the last. See `atomic.publish_atomic`.
+        """Store all of the messages in their stream, or none; return the ack of the last.
 
         Needs server 2.12 and a stream with `allow_atomic`; at most 1000 messages, also as pairs (subject, data).
-        `timeout` is in seconds, by default that of the client.
+        `timeout` is in seconds, by default that of the client. PublishError or WrongLastSequenceError: nothing was
+        stored; PublishError with `in_doubt`: it may be stored, so publish it again with the same message ids.
         """
         return await atomic.publish_atomic(
             self.jetstream, messages, expect_last_sequence=expect_last_sequence, timeout=timeout
@@ -320,7 +322,7 @@ class Natty:
     async def purge_stream(
         self, name: str, *, subject: str = "", below: int = 0, keep: int = 0, allow_pending: bool = False
     ) -> int:
-        """Delete messages at once: all, on a subject, before a sequence, or all but the newest; see `stream.purge`.
+        """Delete messages at once: all, on a subject, before a sequence, or all but the newest.
 
         PurgeRefusedError for a purge by subject while consumers hold other unacknowledged messages, unless
         `allow_pending`.
@@ -368,7 +370,7 @@ class Natty:
         await streams.delete_consumer(self.jetstream, stream_name, durable)
 
     async def pause_consumer(self, stream_name: str, durable: str, until: datetime) -> PauseAnswer:
-        """Pause the consumer until a time; it keeps its position. See `stream.pause_consumer`."""
+        """Pause the consumer until a time; it keeps its position. ConfigError if `until` is past."""
         return await streams.pause_consumer(self.jetstream, stream_name, durable, until)
 
     async def resume_consumer(self, stream_name: str, durable: str) -> None:
@@ -389,8 +391,8 @@ class Natty:
     async def create_bucket(self, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
         """Create the bucket if it does not exist, and return it; StreamExistsError if it has other settings.
 
-        `ttl` of all keys is seconds or text ("7d"), `history` the number of values to keep for each key; see
-        `kv.create_bucket`.
+        `ttl` of all keys is seconds or text ("7d"), `history` the number of values to keep for each key.
+        Settings: `BucketConfig`.
         """
         return await kv.create_bucket(self.jetstream, bucket, **settings)
 

@@ -15,6 +15,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.stores import Store
 from natty import Natty
+from natty.config.options import CountOrZero, check_options
 
 DURABLE = "capture"
 
@@ -42,8 +43,8 @@ class ReadSettings(TypedDict, total=False):
     """Only messages that the stream stored at this time or later. Default None."""
     until: Time | None
     """Only messages that the stream stored before this time. Default None."""
-    subjects: Sequence[str]
-    """Filters with wildcards; a subject must match one of them. Default (): all subjects."""
+    subjects: str | Sequence[str]
+    """A filter with wildcards, or several, of which a subject must match one. Default (): all subjects."""
     keys: Keys | None
     """Keys that open encrypted objects. Default None: those of the configuration, or of CAPTURE_KEYS."""
     public_keys: PublicKeys | None
@@ -60,16 +61,19 @@ class ReadSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read. `ReadSettings` describes each field. ConfigError if they contradict each other."""
+    """What to read. `ReadSettings` describes each field. ConfigError if they contradict each other.
+
+    TypeError or ValueError for a value that a field does not take.
+    """
 
     stream: str = ""
     natty: Natty | None = None
     follow: bool = False
-    start_sequence: int = 1
-    end_sequence: int | None = None
+    start_sequence: CountOrZero = 1
+    end_sequence: CountOrZero | None = None
     since: Time | None = None
     until: Time | None = None
-    subjects: Sequence[str] = ()
+    subjects: str | Sequence[str] = ()
     keys: Keys | None = None
     public_keys: PublicKeys | None = None
     encrypted_only: bool = False
@@ -78,9 +82,8 @@ class ReadOptions:
     on_gap: Callable[[Sequences], None] | None = None
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.follow and self.natty is None:
             raise ConfigError("follow needs a connection: give natty")
         if self.follow and self.until is not None:
             raise ConfigError("follow reads without end: give follow or until, not both")
-        if isinstance(self.subjects, str):
-            raise ConfigError(f"subjects is a list of filters, not one text: [{self.subjects!r}]")

@@ -23,6 +23,7 @@ from capture.reading.options import ReadOptions, ReadSettings, Where
 from capture.reading.seam import Crossing, Place
 from capture.reading.shares import Selection
 from capture.stores import Store, open_store
+from natty.config.options import make_options
 from natty.config.units import nanoseconds_of, parse_time
 
 
@@ -46,7 +47,8 @@ async def read_batches(
     archive: Where, *, columns: Sequence[str] = (), **options: Unpack[ReadSettings]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield Arrow record batches with columns of the envelope (default: all). Many times as fast as `read`."""
-    async with aclosing(await _batches(archive, ReadOptions(**options), columns)) as batches:
+    wanted = make_options(ReadOptions, "capture.read", options)
+    async with aclosing(await _batches(archive, wanted, columns)) as batches:
         async for batch in batches:
             yield batch
 
@@ -65,7 +67,7 @@ async def _batches(archive: Where, wanted: ReadOptions, columns: Sequence[str]) 
         end_sequence=MAXIMUM if wanted.end_sequence is None else wanted.end_sequence,
         since_ns=time_ns_of(wanted.since),
         until_ns=time_ns_of(wanted.until),
-        subjects=tuple(wanted.subjects),
+        subjects=(wanted.subjects,) if isinstance(wanted.subjects, str) else tuple(wanted.subjects),
     )
     if wanted.natty is None:
         look = make_look(store, identity.stream, trust=trust)

@@ -141,12 +141,33 @@ def decoder(kind: Any) -> Decode:
         return partial(_read, bytes.decode, name)
     if hasattr(kind, "model_validate_json"):
         return partial(_read, kind.model_validate_json, name)
-    if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
+    try:
+        held = {*_custom_types(msgspec.inspect.type_info(kind))}
+    except NameError as error:
+        raise TypeError(f"a handler can't take {name}: {error}") from error
+    if held:
+        inside = "" if held == {kind} else f", which holds {_list([*held])}"
         raise TypeError(
-            f"a handler can't take {name}: take Message, bytes, str, JSON types, a msgspec.Struct, a dataclass or a"
-            " pydantic model"
+            f"a handler can't take {name}{inside}: take Message, bytes, str, JSON types, a msgspec.Struct, a dataclass"
+            " or a pydantic model"
         )
     return partial(_read, msgspec.json.Decoder(kind).decode, name)
+
+
+def _custom_types(info: object, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield the types in a type that JSON can't be decoded to."""
+    seen = set() if seen is None else seen
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        yield info.cls
+    elif isinstance(info, tuple | list):
+        for one in info:
+            yield from _custom_types(one, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _custom_types(getattr(info, name), seen)
 
 
 def _read(decode: Decode, name: str, payload: bytes) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TypeVar, Unpack
 
-from natty.config.options import Count, check_value, make_options
+from natty.config.options import Count, CountOrZero, check_value, make_options
 from natty.config.units import NANOSECONDS, clock, seconds_of
 from natty.errors import (
     BucketNotFoundError,
@@ -241,6 +241,7 @@ class Bucket:
     async def _write(
         self, key: str, value: bytes, *, expected: int, headers: Headers, timeout: float | None = None
     ) -> int:
+        check_value("revision", expected, CountOrZero)
         with self._translate_ttl_error():
             return await self._jetstream.compare_and_set(
                 self.stream,

@@ -23,7 +23,8 @@ class Entry:
     value: bytes
     revision: int
     header_block: bytes = field(default=b"", compare=False)
-    time_ns: int = field(default=0, compare=False)  # when the bucket stored it, Unix nanoseconds by the server's clock
+    time_ns: int = field(default=0, compare=False)  # when the bucket stored it, Unix nanoseconds by the server's clock;
+    # 0 on what `modify` and `refresh` have written: the server's answer to a write has no time
     valid_until: float | None = field(default=None, compare=False)  # set by `refresh`
 
     @property

@@ -20,7 +20,7 @@ from natty.errors import (
     UnsupportedError,
 )
 from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
-from natty.names import check_name
+from natty.names import check_name, check_pattern
 from natty.streams.changes import Judge, Risk
 from natty.streams.consumer import on_wire
 from natty.streams.conversion import ONLY_DURABLE, check_consumer_settings, check_stream_settings, to_wire
@@ -28,6 +28,7 @@ from natty.streams.info import PauseAnswer, ServerConsumerConfig, ServerStreamCo
 from natty.streams.nearest import naming_nearest
 from natty.streams.origins import refuse_lossy_sources
 from natty.streams.planning import CONSUMER, STREAM, Plan, list_differing, plan
+from natty.streams.refusal import explaining_refusal
 from natty.streams.schema import ConsumerConfig, StreamConfig
 
 WITHIN = 30.0  # seconds for an answer: a cluster may need that long to elect a leader
@@ -219,11 +220,13 @@ class _Stream:
     async def create(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         config = _STREAM_DEFAULTS | dict(wanted) | {"name": self.name}
         await refuse_lossy_sources(self.jetstream, config)
-        return dict((await _ask(self.jetstream, f"STREAM.CREATE.{self.name}", config))["config"])
+        async with explaining_refusal(self.jetstream, config):
+            return dict((await _ask(self.jetstream, f"STREAM.CREATE.{self.name}", config))["config"])
 
     async def update(self, config: Mapping[str, Any]) -> dict[str, Any]:
         await refuse_lossy_sources(self.jetstream, config)
-        return dict((await _ask(self.jetstream, f"STREAM.UPDATE.{self.name}", config))["config"])
+        async with explaining_refusal(self.jetstream, config):
+            return dict((await _ask(self.jetstream, f"STREAM.UPDATE.{self.name}", config))["config"])
 
 
 @dataclass(frozen=True)
@@ -342,7 +345,10 @@ def _drop_name(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stream(name: str, settings: StreamConfig) -> dict[str, Any]:
-    return to_wire(check_stream_settings(settings, f"stream {name}"))
+    checked = check_stream_settings(settings, f"stream {name}")
+    for subject in checked.get("subjects") or ():
+        check_pattern(subject)
+    return to_wire(checked)
 
 
 def _consumer(target: _Consumer, settings: ConsumerConfig | None) -> dict[str, Any]:

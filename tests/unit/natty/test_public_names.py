@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,17 @@ def test_mypy_knows_the_type_of_each_public_name(tmp_path):
     errors = [line for line in ran.stdout.splitlines() if ": error:" in line]
     assert len(errors) == 1, ran.stdout
     assert 'Module has no attribute "nonsense"' in errors[0]
+
+
+def named_in_docstrings():
+    for cls in (Natty, natty.JetStream, natty.Bucket):
+        for name in (name for name in vars(cls) if not name.startswith("_")):
+            for named in re.findall(r"`([A-Z]\w*)(?:\.\w+)*`", getattr(cls, name).__doc__ or ""):
+                yield f"{cls.__name__}.{name}", named
+
+
+def test_the_types_that_a_docstring_of_the_client_names_are_exported():
+    """What `help(Natty.consume)` calls `ConsumeSettings` is `natty.ConsumeSettings`."""
+    found = set(named_in_docstrings())
+    assert ("Natty.consume", "ConsumeSettings") in found
+    assert {(where, name) for where, name in found if not hasattr(natty, name)} == set()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from natty import BadNameError, ConfigError, Natty
+from natty import BadNameError, BadSubjectError, ConfigError, Natty
 from natty.groups.partitions import PartitioningFilter
 
 CALLS = {
@@ -35,6 +35,10 @@ CALLS = {
     "watch with text": (lambda client: client.watch("b", heartbeat="5"), "heartbeat is '5'; write a number of seconds"),
     "a key that is a number": (lambda client: client.put("b", 1, b""), "the key's name is 1; write text"),
     "a revision that is text": (lambda client: client.get("b", "k", revision="3"), "revision is '3'; write a whole"),
+    "an update with a revision that is text": (
+        lambda client: client.update("b", "k", b"", revision="3"),
+        "revision is '3'; write a whole number, 0 or more",
+    ),
     "a history that is text": (lambda client: client.create_bucket("b", history="5"), "history is '5'; write a whole"),
     "a group of text": (lambda client: client.group("S", "g").create("3"), "partitions is '3'; write a whole number"),
     "a group with filters of text": (
@@ -71,6 +75,12 @@ def test_an_argument_of_the_wrong_type_is_named_before_a_request(name):
 def test_a_misspelt_setting_of_a_bucket_is_named_with_the_nearest_one():
     with pytest.raises(ConfigError, match="bucket b: there is no setting histroy; did you mean history"):
         call(lambda client: client.create_bucket("b", histroy=5))
+
+
+@pytest.mark.parametrize("method", ["create_stream", "ensure_stream"])
+def test_subjects_of_a_stream_are_checked_before_a_request(method):
+    with pytest.raises(BadSubjectError, match=r"subject 'x 6': ' ' at character 2 is not allowed"):
+        call(lambda client: getattr(client, method)("S", subjects=["x 6"]))
 
 
 def test_a_name_that_is_empty_is_still_a_bad_name():

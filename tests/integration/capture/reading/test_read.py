@@ -234,11 +234,17 @@ async def test_options_that_make_no_sense_are_refused(natty, archive, tmp_path):
     wrong = [
         ({"follow": True}, "give natty"),
         ({"follow": True, "natty": natty, "until": 1.0}, "give follow or until"),
-        ({"subjects": "a.b"}, "is a list of filters"),
         ({"stream": "OTHER"}, "there is no archive in"),
     ]
     for options, said in wrong:
         with pytest.raises(ConfigError, match=said):
+            await numbers(config, **options)
+    for options, said in (
+        ({"start_sequence": "1"}, "start_sequence is '1'; write a whole number, 0 or more"),
+        ({"subjects": [3]}, r"subjects is \[3\]; write text, or a list"),
+        ({"strat_sequence": 1}, r"capture\.read\(\) has no option strat_sequence; did you mean start_sequence"),
+    ):
+        with pytest.raises(TypeError, match=said):
             await numbers(config, **options)
     await publish(natty, config.stream, 1, 1)
     await store_all(natty, config, store)

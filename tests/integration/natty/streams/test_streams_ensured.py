@@ -9,6 +9,7 @@ from patient import PATIENCE, PATIENT, until
 from natty import (
     ConsumerExistsError,
     ConsumerNotFoundError,
+    JetStreamError,
     Natty,
     NotConnectedError,
     RequestTimeoutError,
@@ -309,3 +310,12 @@ async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster, monkeypa
         assert (widened["description"], made["num_replicas"], consumer["ack_wait"]) == ("widened", 3, 7 * 10**9)
         for name in ("WAITS", "WAITS_TOO"):
             await natty.delete_stream(name)
+
+
+async def test_subjects_of_another_stream_are_refused_with_its_name(natty, stream, natty_name):
+    with pytest.raises(JetStreamError, match=rf"its subjects overlap: .* of stream {stream}$"):
+        await natty.ensure_stream(natty_name("OTHER"), subjects=[f"{stream}.>"])
+    other = natty_name("OTHER")
+    await natty.ensure_stream(other, subjects=[other])
+    with pytest.raises(JetStreamError, match=rf"its subjects overlap: .* of stream {stream}$"):
+        await natty.ensure_stream(other, subjects=[other, f"{stream}.>"])

@@ -76,6 +76,34 @@ def test_a_type_that_nothing_can_be_made_into_is_refused_at_once():
         decoder(Opaque)
 
 
+@dataclass
+class Wave:
+    name: str
+    amplitude: complex
+
+
+@dataclass
+class Sea:
+    waves: list[Wave]
+    next: "Sea | None" = None
+
+
+@dataclass
+class Lost:
+    other: "NoSuchType"  # noqa: F821
+
+
+@pytest.mark.parametrize("kind", [Wave, Sea, list[Wave], dict[str, Wave], Wave | None])
+def test_a_type_that_holds_one_without_json_is_refused_before_the_first_body(kind):
+    with pytest.raises(TypeError, match=r"a handler can't take .*, which holds complex: take Message"):
+        decoder(kind)
+
+
+def test_a_type_that_names_an_unknown_one_is_refused():
+    with pytest.raises(TypeError, match="a handler can't take Lost: name 'NoSuchType' is not defined"):
+        decoder(Lost)
+
+
 def test_pydantic_is_never_imported():
     code = "import sys, natty.consuming.handler; natty.consuming.handler.decoder(dict)(b'{}'); print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
