@@ -16,6 +16,7 @@ MOST_STATES = 100  # that are remembered at a time
 REFUSALS_EVERY = 300.0  # seconds between two lines with the count of a refusal
 REFUSAL_LASTS = 60.0  # seconds after which a refusal that was not repeated counts as over
 _NUMBERS = re.compile(r'(?:\.\d+){5,}(?:\.[^".]*)?"')  # the end of an acknowledgement's subject
+_ID = re.compile(r' \(sid "\d+"\)$')  # of a subscription that a new configuration does not permit
 _RANDOM = re.compile(r'(?<=[._])[0-9a-f]{16,}(?=[."])')  # of an inbox, or of a consumer without a name
 
 
@@ -137,7 +138,7 @@ class Refusals:
 
     def add(self, text: str) -> None:
         """Log a refusal, in the server's words, and call the listeners with it if it is about publishing."""
-        kind = _RANDOM.sub("*", _NUMBERS.sub('.>"', text))
+        kind = _RANDOM.sub("*", _NUMBERS.sub('.>"', _ID.sub("", text)))
         if kind in self._last or len(self._last) < MOST_STATES or len(self.recent()) < MOST_STATES:
             self._last[kind] = self._clock()
         what = "give this user that permission (see `natty permissions`, `capture permissions`)"

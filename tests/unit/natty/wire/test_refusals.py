@@ -49,6 +49,7 @@ def test_thousands_of_refused_acks_are_one_line_with_what_to_do_and_one_with_the
         ('Publish to "$JS.API.CONSUMER.INFO.ORDERS.d"', 'Publish to "$JS.API.CONSUMER.INFO.ORDERS.d"'),
         ('Publish to "orders.1.2.3"', 'Publish to "orders.1.2.3"'),
         ('Subscription to "_INBOX.3bea209db7634c1da36bf6f6d26f4562.*"', 'Subscription to "_INBOX.*.*"'),
+        ('Subscription to "a" (sid "17")', 'Subscription to "a"'),
         (
             'Publish to "$JS.API.CONSUMER.MSG.NEXT.KV_b.natty_3bea209db7634c1da36bf6f6d26f4562"',
             'Publish to "$JS.API.CONSUMER.MSG.NEXT.KV_b.natty_*"',
