@@ -110,15 +110,6 @@ async def test_messages_that_wait_while_one_iterates_slowly_come_once(natty, nat
     await until(once)
 
 
-async def test_without_keep_alive_it_would_come_to_another_process(natty, natty_name, start):
-    stream, first, second = await fill(natty, natty_name("SLOW"), 1), Handler(), Handler()
-    first.gate.clear()
-    start(stream, first, consumer={"ack_wait": ACK_WAIT}, keep_alive=False)
-    await until(lambda: first.got)
-    start(stream, second)
-    await until(lambda: second.done)
-
-
 async def test_a_message_that_comes_again_while_its_handler_runs_is_not_handled_twice(natty, natty_name, start):
     stream, handler = await fill(natty, natty_name("SLOW"), 3), Handler()
     handler.gate.clear()

@@ -51,6 +51,35 @@ async def test_a_stream_that_is_made_again_before_the_consumer_is_made_is_read_f
     assert len(names or []) <= 1, "the one that was made on either stream is deleted"
 
 
+async def test_an_answer_that_is_behind_once_is_no_rollback(natty, natty_name, monkeypatch):
+    """A new leader may report fewer messages than were read, until it has caught up: it is asked a second time."""
+    stream, behind = await fill(natty, natty_name("BEHIND"), 3), []
+    request = natty.jetstream.request
+
+    async def behind_once(subject, *arguments, **options):
+        answer = await request(subject, *arguments, **options)
+        if subject == f"STREAM.INFO.{stream}" and behind:
+            answer["state"]["last_seq"] = behind.pop()
+        return answer
+
+    monkeypatch.setattr(natty.jetstream, "request", behind_once)
+    steps = []
+    async with asyncio.timeout(PATIENCE), aclosing(Ordered(natty.jetstream, stream).__aiter__()) as reader:
+        async for step in reader:
+            steps.append(step)
+            if isinstance(step, CaughtUp) and steps.count(CaughtUp()) == 2:
+                break
+            if isinstance(step, CaughtUp):
+                behind.append(1)
+                (consumer,) = (await natty.jetstream.request(f"CONSUMER.NAMES.{stream}"))["consumers"]
+                await natty.delete_consumer(stream, consumer)  # the session ends, and the next one looks at the stream
+                await natty.publish(f"{stream}.3", b"3")
+    assert not behind
+    assert [type(step) for step in steps].count(Began) == 1
+    read = [message.data for step in steps if isinstance(step, Batch) for message in step]
+    assert read == [b"0", b"1", b"2", b"3"]
+
+
 READERS = """authorization { users: [
   {user: owner, password: x},
   {user: looker, password: x, permissions: {publish: {deny: ["$JS.API.CONSUMER.CREATE.>"]}}},

@@ -47,6 +47,16 @@ def test_the_rows_are_the_same_however_they_are_cut(
     assert all(piece.nbytes <= piece_bytes or len(piece) == 1 for piece in found)
 
 
+@pytest.mark.parametrize("name", ["ndjson", "parquet"])
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20], ids=["between two pieces", "within a piece"])
+def test_rows_that_are_not_in_order_of_their_sequences_are_refused(name: str, piece_bytes: int) -> None:
+    kept, wanted = block(*((b"a.b", b"", b"%d" % number) for number in range(4))), writer(name)
+    kept.records.sequences[:] = [100, 102, 101, 103]
+    data = wanted.write(kept)
+    with pytest.raises(FormatError, match="its rows are not in order of their sequences"):
+        list(pieces(data, stored_as(data, kept, wanted.format), piece_bytes=piece_bytes))
+
+
 @both
 @every
 def test_what_is_no_block_is_one_clear_sentence(name: str, compression: str, keys: Keys | None) -> None:
