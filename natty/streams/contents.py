@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from natty.config.options import Count, CountOrZero, check_value
 from natty.errors import ConfigError, JetStreamError, NattyError
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name, covers, overlap
@@ -27,6 +28,7 @@ async def message(jetstream: JetStream, stream: str, *, sequence: int = 0, last_
 
     MessageNotFoundError with the range of sequences; StreamNotFoundError.
     """
+    check_value("sequence", sequence, CountOrZero)
     found = await jetstream.read(check_name("stream", stream), sequence=sequence, subject=last_for)
     if found is not None:
         return found
@@ -47,6 +49,8 @@ async def purge(
     subject, the server would forget other messages that consumers hold; see `check_purge`.
     Protocol: ADR-10's STREAM.PURGE.
     """
+    for name, number in (("below", below), ("keep", keep)):
+        check_value(name, number, CountOrZero)
     if below and keep:
         raise ConfigError("a purge deletes below a sequence, or keeps a number of messages: choose one")
     if subject and not allow_pending:
@@ -103,6 +107,7 @@ async def delete_message(jetstream: JetStream, stream: str, sequence: int, *, er
     Without `erase` it is only marked as deleted, which is faster. StreamNotFoundError; JetStreamError if the stream
     denies deletes.
     """
+    check_value("sequence", sequence, Count)
     body: dict[str, Any] = {"seq": sequence} | ({} if erase else {"no_erase": True})
     try:
         await jetstream.request(f"STREAM.MSG.DELETE.{check_name('stream', stream)}", body)

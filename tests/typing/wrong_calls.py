@@ -60,6 +60,9 @@ async def accepted(client: Natty, info: StreamInfo) -> int:
     billing: ConsumerConfig = {"ack_wait": 60, "backoff": ["1s", 5.0], "filter_subject": "orders.eu.>"}
     await client.create_consumer("ORDERS", "billing", **billing)
     await client.consume("ORDERS", "billing", handle, consumer=billing, concurrency=3)
+    headers = (await client.get_message("ORDERS", sequence=1)).headers
+    await client.publish("orders.copy", b"", headers=headers)
+    await client.publish_async("orders.copy", b"", headers=headers)
     assert_type(await client.as_leader("billing", lease=5)(sweep)(days=7), str)
     assert_type(await as_leader("billing")(sweep_in_a_thread)(dry=True), int)
     client.group("ORDERS", "workers").join("m1", handle, consumer={"sample_freq": "10", "ack_wait": "9s"})

@@ -39,6 +39,9 @@ CALLS = {
         lambda client: client.update("b", "k", b"", revision="3"),
         "revision is '3'; write a whole number, 0 or more",
     ),
+    "a message at a sequence of text": (lambda client: client.get_message("S", sequence="1"), "sequence is '1'; write"),
+    "a message to delete at text": (lambda client: client.delete_message("S", "1"), "sequence is '1'; write a whole"),
+    "a purge that keeps text": (lambda client: client.purge_stream("S", keep="3"), "keep is '3'; write a whole number"),
     "a history that is text": (lambda client: client.create_bucket("b", history="5"), "history is '5'; write a whole"),
     "a group of text": (lambda client: client.group("S", "g").create("3"), "partitions is '3'; write a whole number"),
     "a group with filters of text": (
@@ -70,6 +73,12 @@ def test_an_argument_of_the_wrong_type_is_named_before_a_request(name):
     make, said = CALLS[name]
     with pytest.raises(TypeError, match=f"^{said}"):
         call(make)
+
+
+@pytest.mark.parametrize("option", ["keep", "below"])
+def test_a_purge_by_a_number_below_zero_is_refused_before_a_request(option):
+    with pytest.raises(ValueError, match=f"{option} is -1; write a whole number, 0 or more"):
+        call(lambda client: client.purge_stream("S", **{option: -1}))
 
 
 def test_a_misspelt_setting_of_a_bucket_is_named_with_the_nearest_one():
