@@ -136,7 +136,7 @@ def test_what_runs_stops_again_after_its_client_was_closed(client, stream):
 
 
 def test_each_call_that_runs_while_the_client_is_closed_ends(nats_server):
-    for _ in range(20):
+    for _ in range(5):
         client = blocking.Natty.connect(**PATIENT | nats_server.connect_options())
         started = threading.Barrier(9)
 
@@ -158,6 +158,14 @@ def test_each_call_that_runs_while_the_client_is_closed_ends(nats_server):
         for thread in threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
+
+
+def test_a_call_that_is_overtaken_by_close_says_that_the_client_is_closed(nats_server, monkeypatch):
+    client = blocking.Natty.connect(**PATIENT | nats_server.connect_options())
+    client.close()
+    monkeypatch.setattr(client._loop, "check", lambda: None)  # as if it had been checked just before
+    with pytest.raises(ConnectionClosedError):
+        client.request("a")
 
 
 def test_an_iterator_that_outlives_its_client_ends_quietly(client, stream):

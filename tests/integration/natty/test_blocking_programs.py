@@ -167,6 +167,7 @@ print("ready")
     status, said = run(code, nats_server)
     assert (status, said.splitlines()[0]) == (0, "ready")
     assert "dead letter" not in said
+    assert "event loop" in runs_in or said == "ready\n"  # it was stopped, and has not failed
     with blocking.Natty(**PATIENT | nats_server.connect_options()) as client:
         info = client.consumer_info(name, "d")
         left = 200 - info["ack_floor"]["stream_seq"]
