@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 import typer
 
 from capture.errors import CaptureError
+from natty.cli.early_signals import command_of
 from natty.cli.late import LateGroup, Place
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
 from natty.errors import NattyError
-from natty_start import command_of
 
 
 class Commands(LateGroup):

@@ -2,7 +2,7 @@
 
 import sys
 
-from natty_start import guard, unguard
+from natty.cli.early_signals import guard, unguard
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import typer
 
+from natty.cli.early_signals import VALUED
 from natty.cli.interrupts import Interrupts
 from natty.cli.terminal import json_text, printable
-from natty_start import VALUED
 
 logger = logging.getLogger("natty.cli")
 

@@ -13,7 +13,7 @@ TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 AS_IT_IMPORTS = """
 import os, sys
-import natty_start
+from importlib import import_module
 
 number, module, program = sys.argv[1:4]
 del sys.argv[1:4]
@@ -24,7 +24,7 @@ class Signalling:
             os.kill(os.getpid(), int(number))
 
 sys.meta_path.insert(0, Signalling())
-getattr(natty_start, program)()
+import_module(program + ".cli").main()
 """
 
 

@@ -81,10 +81,11 @@ STARTS = {
 def test_what_needs_no_command_imports_no_command_and_nothing_heavy(start):
     program, arguments, environment = STARTS[start]
     code = f"""
-import sys, natty_start
+import sys
+from {program}.cli import main
 sys.argv = ["{program}", *{arguments}]
 try:
-    natty_start.{program}()
+    main()
 finally:
     print(*sys.modules, file=sys.stderr)
 """

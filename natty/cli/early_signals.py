@@ -1,30 +1,13 @@
-"""The entry points of the commands `natty` and `capture`: they handle signals before the imports, which take 0.5 s.
-
-`python -m natty` and `python -m capture` also begin here, when the package itself is imported.
-"""
+"""SIGTERM, SIGINT and SIGHUP before a command begins: the imports of a command line take up to 0.5 s."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 VALUED = ("--log-level", "--log-format")  # options before the command that have a value
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-
-
-def natty() -> None:
-    """Run the command line `natty`."""
-    guard("natty", sys.argv[1:])
-    import_module("natty.cli").main()
-
-
-def capture() -> None:
-    """Run the command line `capture`."""
-    guard("capture", sys.argv[1:])
-    import_module("capture.cli").main()
 
 
 def command_of(arguments: Sequence[str]) -> str:
