@@ -118,8 +118,13 @@ async def stream_state(fleet):
 
 
 async def published_state(fleet):
-    state = (await Board(fleet.natty, fleet.stream).read()).state
-    return state.streams[0] if state and state.streams else None
+    """Return the state of the stream, once a leader of the sweep has published it."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            state = (await Board(fleet.natty, fleet.stream).read()).state
+            if state and state.streams:
+                return state.streams[0]
+            await asyncio.sleep(0.05)
 
 
 async def is_captured(fleet, path):

@@ -56,7 +56,7 @@ async def is_empty(fleet):
 async def is_published(fleet, condition):
     """Return the published state of the stream that meets a condition."""
     async with asyncio.timeout(2 * PATIENCE):
-        while not ((state := await published_state(fleet)) and condition(state)):
+        while not condition(state := await published_state(fleet)):
             await asyncio.sleep(0.05)
     return state
 
