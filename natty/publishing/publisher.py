@@ -13,7 +13,7 @@ from typing import Literal, Self, TypedDict
 
 import msgspec
 
-from natty.config.options import Count, Seconds, check_options
+from natty.config.options import Count, Seconds, SecondsOrZero, check_options
 from natty.errors import (
     ConnectionClosedError,
     JetStreamError,
@@ -67,7 +67,7 @@ class PublisherOptions:
     window: Count = 4096
     window_bytes: Count = 64 * 1024 * 1024
     ack_timeout: Seconds = 5.0
-    give_up: Seconds = 30.0
+    give_up: SecondsOrZero = 30.0
     path: PublishPath = "auto"
 
     def __post_init__(self) -> None:
