@@ -7,7 +7,7 @@ import msgspec
 from patient import until
 
 from capture.archive.heads import COMPACTION, SWEEP
-from natty import BucketNotFoundError, LeadershipLostError
+from natty import BucketNotFoundError, LeadershipLostError, RequestTimeoutError
 from natty.elections import BUCKET, clock
 from natty.elections.election_bucket import make_bucket
 from natty.elections.options import ElectionOptions
@@ -81,12 +81,15 @@ async def renewals(term, count=3):
 
 
 async def committed(terms, name, data):
-    """Commit under the newest of these terms, once a term is valid and its bucket exists; return the term."""
+    """Commit under the newest of these terms, once a term is valid and its bucket exists; return the term.
+
+    A commit gets no answer in time if the server stalls until its term is over: the next term commits again.
+    """
     while True:
         term = terms[-1]
         try:
             await term.commit(name, data)
-        except (LeadershipLostError, BucketNotFoundError):
+        except (LeadershipLostError, BucketNotFoundError, RequestTimeoutError):
             await asyncio.sleep(0.05)
         else:
             return term

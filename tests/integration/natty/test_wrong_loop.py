@@ -5,6 +5,7 @@ import inspect
 import threading
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from electing import LONG as LEASE
@@ -62,7 +63,7 @@ ARGUMENTS = {
 }
 """Arguments by the parameter's name; "a" for the others."""
 OTHERS = {
-    Connection: {"messages": [ARGUMENTS["message"]], "subject": b"a"},
+    Connection: {"messages": [ARGUMENTS["message"]], "subject": b"a", "subscription": SimpleNamespace(sid=0)},
     Pull: {"messages": 1},
     Templates: {"stream": "S_{1}", "subject": "a.*"},
     Term: {"data": b"1"},
@@ -139,7 +140,7 @@ async def test_every_method_that_sends_says_that_it_is_on_the_wrong_loop(natty, 
 
 ENDS = {"leave", "step_down", "stop"}
 SAFE = {
-    Connection: {"call_on_loop", "expect_answer", "is_inbox", "new_inbox", "no_session", "wrong_loop"},
+    Connection: {"call_on_loop", "expect_answer", "is_inbox", "is_refused", "new_inbox", "no_session", "wrong_loop"},
     Consumption: {"stop"},
     CoreMessage: set(),
     CoreSubscription: {"stop"},
