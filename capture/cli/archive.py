@@ -28,6 +28,7 @@ from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import say
+from natty.config.units import write_count
 from natty.elections import default_node_name
 
 Offline = Annotated[bool, typer.Option("--offline", help="Use the newest documents in the store, without NATS.")]
@@ -187,7 +188,7 @@ def ls(
     ]
     print_table(("path", "kind", ">messages", ">bytes", ">first", ">last"), rows)
     numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
-    say(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
+    say(f"{numbers}: {write_count(len(picture.blocks), 'block')}, {write_count(len(picture.files), 'table file')}")
 
 
 async def _read_archive(store: Store, config: CaptureConfig) -> Picture:

@@ -16,6 +16,7 @@ from capture.stores import open_store
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
+from natty.config.units import write_count
 
 
 def import_(
@@ -55,8 +56,8 @@ def _show(moved: Moved, what: str, as_json: bool) -> None:
         print_document(vars(moved))
         return
     say(
-        f"{moved.stream}: {moved.messages:,} messages ({moved.first:,}–{moved.last:,}) and {moved.consumers}"
-        f" consumers {what} in {moved.seconds:.1f} s"
+        f"{moved.stream}: {write_count(moved.messages, 'message')} ({moved.first:,}–{moved.last:,}) and"
+        f" {write_count(moved.consumers, 'consumer')} {what} in {moved.seconds:.1f} s"
     )
     for sentence in moved.not_kept:
         print(f"not converted: {sentence}")

@@ -17,6 +17,7 @@ from capture.stores import open_store
 from natty import Natty
 from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import say
+from natty.config.units import write_count
 
 
 async def list_due_groups(config: CaptureConfig) -> dict[str, Any]:
@@ -67,5 +68,7 @@ def show_due_groups(found: dict[str, Any], as_json: bool) -> None:
     if rows:
         print_table(columns, rows)
     files = sum(one["files"] for one in found["groups"])
-    say(f"{len(found['groups'])} groups of {files:,} files are due")
-    say(f"{found['waiting_files']:,} blocks with {found['waiting_bytes']:,} bytes are not due")
+    due = f"due: {write_count(len(rows), 'group')} of {write_count(files, 'file')}"
+    say(due if rows else "nothing is due")
+    blocks, size = write_count(found["waiting_files"], "block"), write_count(found["waiting_bytes"], "byte")
+    say(f"not due yet: {blocks} with {size}")

@@ -24,7 +24,7 @@ from natty import Natty
 from natty.cli import connect, terminal
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
-from natty.config.units import parse_time
+from natty.config.units import parse_time, write_count
 
 JSON_VERSION = 1
 SHOWN = 5  # runs of gaps
@@ -191,16 +191,18 @@ async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None
 def _describe(plan: Plan, wanted: _Wanted) -> str:
     """Return the plan as text."""
     lines = [
-        f"{plan.messages:,} messages of {plan.stream}, about {plan.bytes:,} bytes, sequences {plan.first:,} to"
-        f" {plan.last:,}, {f'published below {wanted.prefix}' if wanted.prefix else f'into stream {plan.name}'}",
-        f"gaps: {len(plan.gaps):,} sequences{f' ({plan.gaps.describe(SHOWN)})' if plan.gaps else ''}",
+        f"{write_count(plan.messages, 'message')} of {plan.stream}, about {plan.bytes:,} bytes,"
+        f" sequences {plan.first:,} to {plan.last:,},"
+        f" {f'published below {wanted.prefix}' if wanted.prefix else f'into stream {plan.name}'}",
+        f"gaps: {write_count(len(plan.gaps), 'sequence')}{f' ({plan.gaps.describe(SHOWN)})' if plan.gaps else ''}",
     ]
     if not wanted.prefix:
         names = ", ".join(one["config"]["name"] for one in plan.consumers) or "none"
         lines.append(f"consumers: {names}")
         lines.append(_way(plan))
     if not wanted.prefix or not wanted.pace.speed:
-        lines.append(f"estimated time: at least {max(1, round(plan.seconds)):,} s, with idle machines and a near store")
+        time = f"at least {max(1, round(plan.seconds)):,} s"
+        lines.append(f"estimated time: {time}, with idle machines and a store in the same network")
     return "\n".join([*lines, *(f"not restored: {one}" for one in plan.not_kept)])
 
 
@@ -212,7 +214,7 @@ def _way(plan: Plan) -> str:
 
 def _summary(done: Restored) -> str:
     rate = done.messages / done.seconds if done.seconds else 0.0
-    first = f"{done.messages:,} messages restored in {done.seconds:.1f} s, {rate:,.0f} messages/s"
+    first = f"{write_count(done.messages, 'message')} restored in {done.seconds:.1f} s, {rate:,.0f} messages/s"
     news = [one for one in done.not_kept if one not in done.plan.not_kept]
     return "\n".join([first, *(f"not restored: {one}" for one in news)])
 

@@ -27,6 +27,7 @@ from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import PlainConsole, Rows, print_document
 from natty.cli.terminal import printable
+from natty.config.units import write_count
 
 EXIT_TROUBLE = 3
 WATCH_EVERY = 1.0  # seconds
@@ -131,26 +132,27 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     table.add_row("leader of the sweep", leads)
     nobody = f"none: {NO_CANDIDATE}" if status.lacks_candidate else "none"
     table.add_row("leader of the compaction", status.compactor or nobody)
-    swept = f"{_age(status.board.ago)} ago, took {state.seconds:.1f} s, adopted {state.adopted:,} blocks"
+    swept = f"{_age(status.board.ago)} ago, took {state.seconds:.1f} s, adopted {write_count(state.adopted, 'block')}"
     table.add_row("last sweep", swept)
-    blocks = f"{state.blocks:,} blocks, {state.messages:,} messages, {_size(state.bytes)}"
-    table.add_row(
-        f"manifest {state.manifest}", f"{blocks} not compacted yet; {state.unadopted:,} blocks not adopted yet"
-    )
+    blocks = f"{write_count(state.blocks, 'block')}, {write_count(state.messages, 'message')}, {_size(state.bytes)}"
+    unadopted = write_count(state.unadopted, "block")
+    table.add_row(f"manifest {state.manifest}", f"{blocks} not compacted yet; {unadopted} not adopted yet")
     compacted = ""
     if state.compacted is not None:
         compacted = f"; compacted {_age(time.time() - state.compacted)} ago by {state.compactor or 'no node'}"
-    files = f"{state.files:,} files, {state.rows:,} messages, {_size(state.table_bytes)}"
+    files = f"{write_count(state.files, 'file')}, {write_count(state.rows, 'message')}, {_size(state.table_bytes)}"
     table.add_row(f"table {state.table}", files + compacted)
     for one in state.tables:
-        known = f"{one.snapshots:,} snapshots, the current one is {one.current} of {_time(one.made)}"
+        known = f"{write_count(one.snapshots, 'snapshot')}, the current one is {one.current} of {_time(one.made)}"
         table.add_row(f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}")
     if healed := sum(one.healed for one in state.streams):
-        table.add_row("healed", f"{healed:,} messages that no node had stored, by {state.leader}")
+        table.add_row("healed", f"{write_count(healed, 'message')} that no node had stored, by {state.leader}")
     for sentence in filter(None, (stream.describe_gone() for stream in state.streams)):
         table.add_row("gone", printable(sentence))
     if state.removed_objects:
-        table.add_row("retention", f"removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")
+        table.add_row(
+            "retention", f"removed {write_count(state.removed_objects, 'object')}, {_size(state.removed_bytes)}"
+        )
     return table
 
 

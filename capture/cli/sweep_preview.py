@@ -16,6 +16,7 @@ from capture.stores import open_store
 from natty import Natty
 from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import say
+from natty.config.units import write_count
 
 
 async def list_removable(config: CaptureConfig) -> list[dict[str, Any]]:
@@ -57,5 +58,6 @@ def show_removable(found: list[dict[str, Any]], as_json: bool) -> None:
         print_table(("path", "why", ">messages", ">bytes"), rows)
     removed = [one for one in found if "messages" in one]
     size, messages = sum(one["bytes"] for one in removed), sum(one["messages"] for one in removed)
-    say(f"retention would remove {len(removed)} objects with {messages:,} messages, {size:,} bytes")
-    say(f"{len(found) - len(removed)} objects that are no longer needed would be deleted")
+    held = f"{write_count(messages, 'message')}, {write_count(size, 'byte')}"
+    say(f"retention would remove {write_count(len(removed), 'object')} with {held}")
+    say(f"the sweep would delete {write_count(len(found) - len(removed), 'object')} that nothing needs any more")

@@ -31,6 +31,7 @@ from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
+from natty.config.units import write_count
 from natty.errors import UNREADABLE, ConnectError, DomainUnreachableError, JetStreamNotEnabledError
 
 STANDARD_OUTPUT = Path("-")
@@ -230,7 +231,7 @@ def purge(
     if as_json:
         print_document(_as_dict(checked, plan, purged, dry_run))
     elif purged is not None:
-        print(f"{purged:,} messages deleted")
+        print(f"{write_count(purged, 'message')} deleted")
 
 
 async def _plan(wanted: _Wanted) -> tuple[Check, Plan]:
@@ -261,14 +262,15 @@ async def _stock(natty: Natty, wanted: _Wanted) -> Stock:
 
 
 def _sentence(stream: str, plan: Plan) -> str:
-    return f"{plan.messages:,} messages of {stream} can be deleted, all below sequence {plan.before:,}: {plan.reason}"
+    messages = write_count(plan.messages, "message")
+    return f"{messages} of {stream} can be deleted, all below sequence {plan.before:,}: {plan.reason}"
 
 
 def _question(wanted: _Wanted, plan: Plan) -> str:
     subjects = ", ".join(wanted.config.filter_subjects)
     return (
-        f"Delete {plan.messages:,} messages of stream {wanted.config.stream}, all below sequence {plan.before:,}"
-        f"{f' on {subjects}' if subjects else ''}, permanently?"
+        f"Delete {write_count(plan.messages, 'message')} of stream {wanted.config.stream},"
+        f" all below sequence {plan.before:,}{f' on {subjects}' if subjects else ''}, permanently?"
     )
 
 

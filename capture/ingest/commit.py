@@ -21,6 +21,7 @@ from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout
 from capture.stores.contract import Store
+from natty.config.units import write_count
 from natty.wire.repeated import Repeated
 
 if TYPE_CHECKING:
@@ -253,6 +254,6 @@ def _count_attempts(attempts: int, error: StoreError) -> StoreError:
 
 def _describe(error: StoreError, block: SealedBlock, url: str) -> StoreError:
     return type(error)(
-        f"{block.count} messages of {block.stream} ({block.first}–{block.last}, key {block.key!r}) could not be stored "
-        f"in {url}: {error}. None of them was acknowledged; the server will deliver them again"
+        f"{write_count(block.count, 'message')} of {block.stream} ({block.first}–{block.last}, key {block.key!r})"
+        f" could not be stored in {url}: {error}. None of them was acknowledged; the server will deliver them again"
     )

@@ -36,6 +36,7 @@ from capture.spark import SparkDriver
 from capture.status.progress import Progress, read_progress
 from capture.stores import Store
 from natty import LeadershipLostError, Natty, NattyError, Term
+from natty.config.units import write_count
 
 Result = TypeVar("Result")
 
@@ -219,9 +220,14 @@ class Duty:
             check=partial(read_back, keys=self.config.keys()),
         )
         if done.expired:
-            log.info("%s: retention removes %d table files", self.node, done.expired, extra={"action": "retention"})
+            log.info(
+                "%s: retention removes %s",
+                self.node,
+                write_count(done.expired, "table file"),
+                extra={"action": "retention"},
+            )
         if done.outputs:
-            log.info("%s compacted %d files into %d", self.node, done.inputs, done.outputs)
+            log.info("%s compacted %s into %d", self.node, write_count(done.inputs, "file"), done.outputs)
         for failed in done.failed:
             log.error("%s", failed, extra={"action": "merge_failed"})
         if done.conflicts:
@@ -371,8 +377,8 @@ class Sweeps:
         """Log what was done; log each problem once."""
         adopted, expired = report.adopted, report.expired
         if adopted or expired:
-            text = "%s swept: %d blocks adopted, %d removed by retention"
-            log.info(text, self._duty.node, adopted, expired, extra={"action": "swept"})
+            text = "%s swept: %s adopted, %d removed by retention"
+            log.info(text, self._duty.node, write_count(adopted, "block"), expired, extra={"action": "swept"})
         errors = [*report.unreadable, *(f"{path} is named by an entry and missing" for path in report.dangling)]
         errors += [missing for one in streams if (missing := one.describe_missing())]
         notes = [note for one in streams for note in (one.describe_gaps(), one.describe_awaited()) if note]

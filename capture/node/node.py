@@ -39,6 +39,7 @@ from capture.spark import unavailable
 from capture.status.backlog import read_backlog, summarise
 from capture.stores import Store, open_store
 from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
+from natty.config.units import write_count
 from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.names import check_name
@@ -147,13 +148,13 @@ class Node:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _conclude(self) -> None:
-        stored = self.stored["messages"], self.stored["blocks"]
-        life.info("%s stopped: %d messages in %d blocks stored", self.name, *stored, extra={"action": "ended"})
+        stored = write_count(self.stored["messages"], "message"), write_count(self.stored["blocks"], "block")
+        life.info("%s stopped: %s in %s stored", self.name, *stored, extra={"action": "ended"})
         if unstored := self._unstored + len(self._handed_back):
             within = f" within the {self.config.drain:g} s that a stop may take" if self._unstored else ""
             raise NotDrainedError(
-                f"{unstored} messages that were read could not be stored{within}: none of them was acknowledged, they "
-                f"were handed back and will be delivered again"
+                f"{unstored:,} of the messages that were read could not be stored{within}: none of these was"
+                f" acknowledged, they were handed back and will be delivered again"
             )
 
     @property

@@ -303,7 +303,7 @@ def _report_too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Se
 
 
 def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterable[str]:
-    yield "when the stream was created: it is created now"
+    yield "the stream's time of creation: the restored stream is a new one"
     yield "messages whose own time to live (Nats-TTL) is over are left out by the server"
     if past.record is None:
         yield "nothing was recorded by that time: consumers, and what was deleted by then, are not known"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from capture.config.consumers import Position, consumer_states
 from capture.config.settings import CaptureConfig
 from natty import ConsumerNotFoundError, Natty, NattyError
-from natty.config.units import NANOSECONDS, parse_time
+from natty.config.units import NANOSECONDS, parse_time, write_count
 
 log = logging.getLogger("capture.summary")
 
@@ -77,11 +77,12 @@ async def _read_stored_at(natty: Natty, stream: str, after: int, subject: str) -
 def sentence(node: str, stored: Counter[str], seconds: float, backlog: Backlog, now: float) -> str:
     """Return a sentence about the messages stored in `seconds`, and the backlog."""
     parts = [
-        f"{node}: {stored['messages']:,} messages in {stored['blocks']:,} blocks of {stored['bytes']:,} bytes stored "
+        f"{node}: {write_count(stored['messages'], 'message')} in {write_count(stored['blocks'], 'block')} of "
+        f"{write_count(stored['bytes'], 'byte')} stored "
         f"in {seconds:.0f} s, {stored['messages'] / seconds:,.0f} messages/s"
     ]
     if stored["failures"]:
-        parts.append(f"{stored['failures']:,} blocks could not be stored")
+        parts.append(f"{write_count(stored['failures'], 'block')} could not be stored")
     waiting = f"{backlog.pending:,} pending, {backlog.unacked:,} unacknowledged"
     if backlog.oldest is not None:
         waiting += f", the oldest {max(0.0, now - backlog.oldest):,.0f} s old"

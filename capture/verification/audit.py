@@ -31,7 +31,9 @@ CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 HeadReaders = Mapping[type[Document], HeadReader]
 """A reader for the committed head of each chain: `capture.archive.heads.head_readers` reads them from NATS."""
 
-UNVOUCHED = "nothing vouches for the newest documents: check with NATS, or give the public key of a signed archive"
+UNVOUCHED = (
+    "whether these are the newest documents was not checked: check with NATS, or give a signed archive's public key"
+)
 
 _NUMBER_FIELDS: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
     Manifest: ((Table, "of_manifest"), (Recording, "of_manifest")),

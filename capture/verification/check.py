@@ -84,7 +84,7 @@ class Check:
             said.append(f"the stream {self.stream} is gone")
         if self.recorded:
             when = datetime.fromtimestamp(self.recorded, UTC)
-            said.append(f"compared with the record of it from {when:%Y-%m-%d %H:%M:%S} UTC")
+            said.append(f"compared with the recording of {when:%Y-%m-%d %H:%M:%S} UTC")
         if not self.deep:
             said.append("checksums were not checked")
         if self.uncompared:

@@ -35,6 +35,11 @@ _SECOND = re.compile(r"(.*[T ][0-9]{2}:?[0-9]{2}:?[0-9]{2})[.,]([0-9]{1,9})(|[Z+
 _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 
 
+def write_count(number: int, noun: str) -> str:
+    """Return a number of things as people write it: "1 block", "1,234 blocks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def clock() -> float:
     """Return the seconds of a clock that is never set, and that includes the time while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -49,7 +49,7 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
     asked = ("sql", COUNTED, *options, "--schema", "n INT, odd BOOLEAN", "--json")
     from_blocks = as_json(shell.capture(*asked))
 
-    assert "0 groups of 0 files are due\n2 blocks with " in shell.capture("compact", *options, "--dry-run").out
+    assert "nothing is due\nnot due yet: 2 blocks with " in shell.capture("compact", *options, "--dry-run").out
     planned = as_json(shell.capture("compact", *options, "--all", "--dry-run", "--json"))
     assert (len(planned["groups"]), planned["waiting_files"]) == (2, 0)
     assert sum(one["messages"] for one in planned["groups"]) == MESSAGES
@@ -68,7 +68,7 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
         "problems": [],
     }
     offline = shell.capture("verify", *options, "--offline", NATS_URL="tls://127.0.0.1:9")
-    assert offline.out.startswith("1,000 stored; nothing is missing; compared with the record of it from 20")
+    assert offline.out.startswith("1,000 stored; nothing is missing; compared with the recording of 20")
 
     manifest = as_json(shell.capture("ls", "--store", "lake", "--json", NATS_URL=""))
     paths = sorted(one["path"] for one in manifest["table"])

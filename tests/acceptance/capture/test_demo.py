@@ -54,7 +54,7 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_
     assert sorted(path.name for path in folder.iterdir()) == ["archive", "capture.toml", "logs", "nats", "tls"]
     verified = shell.capture("verify", "--offline", "--config", folder / "capture.toml")
     assert verified.status == 0
-    assert verified.out.startswith("3,000 stored; nothing is missing; compared with the record of it from 20")
+    assert verified.out.startswith("3,000 stored; nothing is missing; compared with the recording of 20")
     again = shell.capture("demo", "--rows", "10", "--folder", folder)
     assert again.status == 1
     assert f"capture: {folder} is not empty: give another --folder, or remove it first" in again.complaint

@@ -52,9 +52,9 @@ def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refus
     planned = shell.capture("restore", archive, "--dry-run")
     assert (planned.status, planned.err) == (0, "")
     assert f"19 messages of {name}, about " in planned.out
-    assert "gaps: 1 sequences (5)" in planned.out
-    assert "not restored: when the stream was created" in planned.out
-    assert "estimated time: at least 1 s, with idle machines and a near store" in planned.out
+    assert "gaps: 1 sequence (5)" in planned.out
+    assert "not restored: the stream's time of creation" in planned.out
+    assert "estimated time: at least 1 s, with idle machines and a store in the same network" in planned.out
     assert name not in names_of(served)
     done = shell.capture("restore", archive, "--json")
     told = json.loads(done.out)

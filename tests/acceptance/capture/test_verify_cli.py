@@ -137,7 +137,7 @@ def test_nagios_and_prometheus_at_once(capture, archive, shell):
 def test_without_the_server_the_archive_is_checked_and_what_could_not_be_is_said(capture, archive, monkeypatch):
     offline = capture("verify", *archive, "--offline")
     assert offline[0] == 0
-    assert "compared with the record of it from 20" in offline[1]
+    assert "compared with the recording of 20" in offline[1]
     url = f"tls://127.0.0.1:{free_ports(1)[0]}"
     status, out, _ = capture("verify", *archive, "--server", url)
     assert status == 1

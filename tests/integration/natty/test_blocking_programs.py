@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -169,18 +170,12 @@ print("ready")
     assert "dead letter" not in said
     assert "event loop" in runs_in or said == "ready\n"  # it was stopped, and has not failed
     with blocking.Natty(**PATIENT | nats_server.connect_options()) as client:
-        info = client.consumer_info(name, "d")
-        left = 200 - info["ack_floor"]["stream_seq"]
-        assert left > 0
+        assert client.consumer_info(name, "d")["ack_floor"]["stream_seq"] < 200
         seen = []
-
-        def handle(message):
-            seen.append(message.sequence)
-            if client.consumer_info(name, "d")["num_pending"] == 0 and len(seen) >= left:
-                running.stop()
-
-        running = client.consume(name, "d", handle)
-        running.run()
+        with client.consume(name, "d", lambda message: seen.append(message.sequence)):
+            deadline = time.monotonic() + PATIENCE
+            while client.consumer_info(name, "d")["ack_floor"]["stream_seq"] < 200 and time.monotonic() < deadline:
+                time.sleep(0.05)
         assert 200 in seen
         assert client.consumer_info(name, "d")["num_ack_pending"] == 0
 

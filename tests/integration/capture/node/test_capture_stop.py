@@ -192,8 +192,8 @@ async def test_a_node_that_can_not_store_is_not_ready_has_a_trouble_and_ends_wit
     assert await fleet.stop(node) == 1
     said = [line for line in fleet.log("node-1").read_text().splitlines() if line.startswith("capture: ")]
     assert said == [
-        "capture: 50 messages that were read could not be stored: none of them was acknowledged, they were handed back"
-        " and will be delivered again"
+        "capture: 50 of the messages that were read could not be stored: none of these was acknowledged, they were"
+        " handed back and will be delivered again"
     ]
 
 
@@ -239,8 +239,8 @@ async def test_what_is_not_stored_by_the_drain_deadline_is_handed_back_and_the_e
     assert await fleet.stop(node) == 1  # though three threads hang for ever
     said = [line for line in fleet.log("node-1").read_text().splitlines() if line.startswith("capture: ")]
     assert said == [
-        "capture: 70 messages that were read could not be stored within the 0.5 s that a stop may take: none of them"
-        " was acknowledged, they were handed back and will be delivered again"
+        "capture: 70 of the messages that were read could not be stored within the 0.5 s that a stop may take: none of"
+        " these was acknowledged, they were handed back and will be delivered again"
     ]
     await handed_over(fleet, 70, ack_wait=2 * NEVER)
 

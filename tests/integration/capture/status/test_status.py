@@ -144,8 +144,8 @@ def test_what_would_go_is_shown_with_its_sum(capsys):
     show_removable(going, as_json=False)
     out = capsys.readouterr().out
     assert "blocks/[/b]" in out
-    assert "retention would remove 1 objects with 1,200 messages, 34,000 bytes" in out
-    assert "1 objects that are no longer needed would be deleted" in out
+    assert "retention would remove 1 object with 1,200 messages, 34,000 bytes" in out
+    assert "the sweep would delete 1 object that nothing needs any more" in out
     show_removable(going, as_json=True)
     assert json.loads(capsys.readouterr().out) == going
 

@@ -159,7 +159,7 @@ async def test_a_stream_that_is_gone_is_compared_with_what_was_recorded_of_it(na
     for checked in (await check(natty, config, store), await check(None, config, store)):
         assert counted(checked) == {"stored": 8, "deleted": 1, "missing": 1}
         assert checked.as_dict()["missing_runs"] == [[8, 8]]
-        assert "compared with the record of it from 20" in checked.sentence()
+        assert "compared with the recording of 20" in checked.sentence()
         assert checked.status == 3
     assert f"the stream {config.stream} is gone" in (await check(natty, config, store)).sentence()
 

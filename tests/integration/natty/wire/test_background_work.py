@@ -56,7 +56,7 @@ async def test_a_nodes_summary_and_announcement_that_fail_are_logged_and_begin_a
     run = asyncio.create_task(node.run())
     try:
         await fleet.publish([b"1", b"2"])
-        await until(lambda: "2 messages in 2 blocks" in caplog.text or "1 messages in 1 blocks" in caplog.text)
+        await until(lambda: "2 messages in 2 blocks" in caplog.text or "1 message in 1 block" in caplog.text)
         async with asyncio.timeout(PATIENCE):
             while not (await Board(fleet.natty, fleet.stream).read()).nodes:
                 await asyncio.sleep(0.02)

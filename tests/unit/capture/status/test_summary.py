@@ -75,7 +75,7 @@ async def test_each_line_tells_of_its_own_interval(caplog: pytest.LogCaptureFixt
         await minutes.passed(messages=600, blocks=1, bytes=10)
         await minutes.passed(messages=60, blocks=2, bytes=5)
     assert [one.message for one in caplog.records] == [
-        "node-1: 600 messages in 1 blocks of 10 bytes stored in 60 s, 10 messages/s; 0 pending, 0 unacknowledged",
+        "node-1: 600 messages in 1 block of 10 bytes stored in 60 s, 10 messages/s; 0 pending, 0 unacknowledged",
         "node-1: 60 messages in 2 blocks of 5 bytes stored in 60 s, 1 messages/s; 0 pending, 0 unacknowledged",
     ]
     assert vars(caplog.records[1])["messages"] == 60  # a field of the JSON line
