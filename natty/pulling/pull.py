@@ -219,8 +219,8 @@ class Pull:
         self._fault: Exception | None = None  # of `deliver`
         self._arrived: list[RawMessage] = []
         self._wake = asyncio.Event()
-        self._stopping = self._begun = False
-        self._ended = False  # if True, messages that still arrive are handed back
+        self._begun = False
+        self._stopping = False  # if True, messages that still arrive are handed back
         self._expires, self._heartbeat = options.expires, options.heartbeat
         self._changed = asyncio.Event()
         self._session = _Session()
@@ -295,7 +295,7 @@ class Pull:
     def stalled_since(self) -> float | None:
         """Unix time in seconds when the server was heard last; None while not `stalled`."""
         silence = time.monotonic() - self._heard
-        return time.time() - silence if self._owed and not self._ended and silence >= 2 * self._heartbeat else None
+        return time.time() - silence if self._owed and not self._stopping and silence >= 2 * self._heartbeat else None
 
     def stop(self) -> None:
         """End the iteration after the current batch, and hand back at once what was not yielded. From any thread."""
@@ -305,6 +305,7 @@ class Pull:
         if not self._stopping:
             self._stopping = True
             self._wake.set()
+            self._changed.set()
             self._on_stop()
 
     def finish(self, messages: int, size_bytes: int | None = None) -> None:
@@ -315,8 +316,7 @@ class Pull:
         """
         self._connection.check_thread()
         self._credit.finish(messages, size_bytes)
-        if not self._stopping:
-            self._ask()
+        self._ask()
 
     def ack(self, replies: list[bytes]) -> None:
         """Acknowledge messages, joined into one write. NotConnectedError: they are delivered again."""
@@ -364,7 +364,6 @@ class Pull:
     async def _leave(self) -> None:
         """Stop, hand back messages that were not yielded, and wait until requested ones are handed back, too."""
         self.stop()
-        self._ended = True
         messages, self._arrived = self._arrived, []
         self._hand_back(messages)
         await self._drain()
@@ -375,7 +374,6 @@ class Pull:
         try:
             await self._leave()
         finally:
-            self._ended = True
             if self._session.requests is not None:
                 self._session.requests.close(last=self._hand_back)
             self._connection.observed.retire(self)
@@ -384,13 +382,15 @@ class Pull:
         self.hand_back([raw[1] for raw in messages])
 
     async def _heal(self) -> None:
-        """Keep requests open until cancelled. ConsumerNotFoundError, StreamNotFoundError: it was deleted."""
+        """Keep requests open until `stop`. ConsumerNotFoundError, StreamNotFoundError: it was deleted."""
         self.renew()
         while True:
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._next_look(time.monotonic())):
                     await self._changed.wait()
+            if self._stopping:
+                return
             if self._retry_at == math.inf:
                 await self._look_at_consumer()
             elif self._connection.connected:
@@ -419,7 +419,7 @@ class Pull:
 
     def renew(self) -> None:
         """Begin a session with a new inbox and new requests. The previous inbox stays open for another heartbeat."""
-        if self._ended:
+        if self._stopping:
             return
         if self._session.requests is not None:
             self.counts.renewals += 1
@@ -441,7 +441,7 @@ class Pull:
     def _ask(self) -> None:
         """Send the requests that the credit allows, if any."""
         requests, pin = self._session.requests, self._pin
-        if requests is None or self._ended or self._retry_at or not self._connection.connected:
+        if requests is None or self._stopping or self._retry_at or not self._connection.connected:
             return
         # one request until we are pinned: the server keeps those without our id waiting then
         while not (pin and not pin.id and self._credit.asked_messages) and (request := self._credit.request()):
@@ -490,7 +490,7 @@ class Pull:
             self._hand_back(data)
             return
         self._credit.hold(len(data), size, asked=current)
-        if self._ended:
+        if self._stopping:
             self._hand_back(data)
             return
         counts = self.counts

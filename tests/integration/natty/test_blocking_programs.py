@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from consuming import HANDED_BACK
 from patient import PATIENCE, PATIENT
 
 from natty import blocking
@@ -128,12 +129,12 @@ with Natty() as client:
 
 
 AT_THE_END = {
-    "a block that is never left": "client.consume(NAME, 'd', handle, concurrency=4, retries=()).__enter__()",
-    "a thread": "threading.Thread(target=client.consume(NAME, 'd', handle, concurrency=4, retries=()).run).start()",
+    "a block that is never left": "client.consume(NAME, 'd', handle, **OPTIONS).__enter__()",
+    "a thread": "threading.Thread(target=client.consume(NAME, 'd', handle, **OPTIONS).run).start()",
     "a thread with an event loop": """
 async def consume():
     async with natty.Natty() as client:
-        await client.consume(NAME, "d", handle, concurrency=4, retries=())
+        await client.consume(NAME, "d", handle, **OPTIONS)
 def run():
     try:
         asyncio.run(consume())
@@ -142,6 +143,8 @@ def run():
 threading.Thread(target=run).start()
 """,
 }
+OPTIONS = {"concurrency": 4, "retries": (), "consumer": HANDED_BACK}
+MANY = 2000  # messages: their handlers need 10 seconds
 
 
 @pytest.mark.parametrize("runs_in", AT_THE_END)
@@ -152,13 +155,14 @@ import asyncio, threading, time
 import natty
 from natty.blocking import Natty
 NAME = "{name}"
+OPTIONS = {OPTIONS}
 taken = threading.Event()
 def handle(message):
     taken.set()
     time.sleep(0.02)
 client = Natty.connect()
 client.create_stream(NAME, subjects=[NAME])
-for number in range(200):
+for number in range({MANY}):
     client.publish_async(NAME, b"%d" % number)
 client.flush_publishers()
 {AT_THE_END[runs_in]}
@@ -170,13 +174,13 @@ print("ready")
     assert "dead letter" not in said
     assert "event loop" in runs_in or said == "ready\n"  # it was stopped, and has not failed
     with blocking.Natty(**PATIENT | nats_server.connect_options()) as client:
-        assert client.consumer_info(name, "d")["ack_floor"]["stream_seq"] < 200
+        assert client.consumer_info(name, "d")["ack_floor"]["stream_seq"] < MANY
         seen = []
         with client.consume(name, "d", lambda message: seen.append(message.sequence)):
             deadline = time.monotonic() + PATIENCE
-            while client.consumer_info(name, "d")["ack_floor"]["stream_seq"] < 200 and time.monotonic() < deadline:
+            while client.consumer_info(name, "d")["ack_floor"]["stream_seq"] < MANY and time.monotonic() < deadline:
                 time.sleep(0.05)
-        assert 200 in seen
+        assert MANY in seen
         assert client.consumer_info(name, "d")["num_ack_pending"] == 0
 
 

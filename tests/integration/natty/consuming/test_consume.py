@@ -18,7 +18,7 @@ from consuming import (
 )
 from patient import NEVER, PATIENCE, PATIENT
 
-from natty import ConsumerExistsError, Natty, StreamNotFoundError, UnsupportedError
+from natty import ConsumerExistsError, Natty, StreamNotFoundError, UnsupportedError, blocking
 from natty.consuming.options import ConsumeOptions
 from natty.wire.counters import PULL
 
@@ -144,6 +144,29 @@ async def test_stop_lets_the_running_handlers_finish_and_hands_back_the_rest(nat
     start(stream, second)
     await until(lambda: len(second.done) == 17)
     assert sorted(first.done + second.done) == list(range(20))
+
+
+async def test_messages_that_arrive_in_the_moment_of_a_stop_are_handed_back(natty, natty_name, nats_server, start):
+    stream, first, second = await fill(natty, natty_name("MOMENT"), 0), Handler(), Handler()
+    first.gate.clear()
+    consumption, task = start(stream, first, consumer=HANDED_BACK)
+    await consumption.ready.wait()
+
+    def stop():  # after the event loop has read what arrives meanwhile
+        asyncio.get_running_loop().call_later(0, consumption.stop)
+        with blocking.Natty(**PATIENT | nats_server.connect_options()) as client:
+            for number in range(20):
+                client.publish(f"{stream}.{number}", b"%d" % number)
+            while client.consumer_info(stream, "d")["num_pending"]:
+                time.sleep(0.01)
+
+    await until(lambda: consumption._pull._credit.asked_messages)
+    asyncio.get_running_loop().call_soon(stop)
+    asyncio.get_running_loop().call_later(0.1, first.gate.set)
+    await task
+    start(stream, second)
+    await until(lambda: len(second.done) == 20)
+    assert not first.got
 
 
 async def test_cancelling_does_the_same(natty, stream, start):
