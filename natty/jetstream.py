@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -206,12 +207,14 @@ class JetStream:
             raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
         return str(names[0])
 
-    async def publish_and_count(
+    def publish_and_count(
         self, subject: str, data: bytes, *, headers: Headers, timeout: float | None = None
-    ) -> PubAck:
+    ) -> Coroutine[Any, Any, PubAck]:
         """Publish like `publish`, in a span if the application traces, and count it for the metrics."""
-        if "opentelemetry.trace" not in sys.modules:
-            return await self._count_publish(subject, data, headers, timeout)
+        publish = self._trace_publish if "opentelemetry.trace" in sys.modules else self._count_publish
+        return publish(subject, data, headers, timeout)
+
+    async def _trace_publish(self, subject: str, data: bytes, headers: Headers, timeout: float | None) -> PubAck:
         with tracing.trace_send(subject) as inject:
             return await self._count_publish(subject, data, inject(headers), timeout)
 
