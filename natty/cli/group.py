@@ -9,7 +9,7 @@ import typer
 from natty.cli import connect
 from natty.cli.group_elastic import add_elastic
 from natty.cli.group_members import add_commands
-from natty.cli.group_shared import Group, Partitions, Stream, add_shared, mappings_of, show_record
+from natty.cli.group_shared import Group, Partitions, Stream, add_shared, mappings_of, show_record, split_filter
 from natty.cli.tables import Json
 from natty.groups.static import StaticAdmin
 
@@ -40,14 +40,21 @@ def balanced(
     stream: Stream,
     group: Group,
     partitions: Partitions,
-    members: Annotated[list[str], typer.Argument(help="Members; the partitions are balanced over them.")],
+    members: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILTER] MEMBER...",
+            help="Members; the partitions are balanced over them. A first word with `*` or `>` is a filter.",
+        ),
+    ],
     filters: Filters = None,
     as_json: Json = False,
 ) -> None:
     """Make a group whose partitions are balanced over its members."""
+    subjects, names = split_filter(members, filters)
     record = connect.call(
         nats,
-        lambda natty: StaticAdmin(natty.jetstream, stream, group).create(partitions, filters or [], members=members),
+        lambda natty: StaticAdmin(natty.jetstream, stream, group).create(partitions, subjects, members=names),
     )
     show_record("static", stream, group, record, as_json)
 
@@ -60,14 +67,20 @@ def mapped(
     stream: Stream,
     group: Group,
     partitions: Partitions,
-    mappings: Annotated[list[str], typer.Argument(metavar="MEMBER:P,P...", help="Each member's partitions.")],
+    mappings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILTER] MEMBER:P,P...", help="Each member's partitions. A first word `>` is a filter."
+        ),
+    ],
     filters: Filters = None,
     as_json: Json = False,
 ) -> None:
     """Make a group whose members have the given partitions."""
-    wanted = mappings_of(mappings)
+    subjects, rest = split_filter(mappings, filters)
+    wanted = mappings_of(rest)
     record = connect.call(
         nats,
-        lambda natty: StaticAdmin(natty.jetstream, stream, group).create(partitions, filters or [], mappings=wanted),
+        lambda natty: StaticAdmin(natty.jetstream, stream, group).create(partitions, subjects, mappings=wanted),
     )
     show_record("static", stream, group, record, as_json)

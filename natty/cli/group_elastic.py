@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from natty.cli import connect
-from natty.cli.group_shared import Group, Partitions, Stream, add_command, mappings_of, partitioning_filter, show_record
+from natty.cli.group_shared import Group, Partitions, Stream, add_command, mappings_of, show_record, split_keyed_filter
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
 from natty.groups.elastic import Change, ElasticAdmin
@@ -29,6 +29,13 @@ def add_elastic(app: typer.Typer) -> None:
         stream: Stream,
         group: Group,
         partitions: Partitions,
+        words: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="[FILTER WILDCARD...]",
+                help="The filter and the numbers of the `*` that form the key, as in pcgroups 0.1; or --filter.",
+            ),
+        ] = None,
         filters: Annotated[
             list[str] | None,
             typer.Option(
@@ -43,7 +50,7 @@ def add_elastic(app: typer.Typer) -> None:
         as_json: Json = False,
     ) -> None:
         """Make a group without members; add them later. Repeating the command changes nothing."""
-        keyed = [partitioning_filter(one) for one in filters] if filters else None
+        keyed = split_keyed_filter(words or [], filters)
         limits = {"max_messages": max_buffered_msgs, "max_bytes": max_buffered_bytes}
         record = _change(nats, stream, group, lambda admin: admin.create(partitions, keyed, **limits))
         show_record("elastic", stream, group, record, as_json)

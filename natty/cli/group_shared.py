@@ -14,9 +14,10 @@ from natty.cli.ask import Force, confirm
 from natty.cli.tables import Json, print_document, print_pairs, print_table
 from natty.cli.terminal import say
 from natty.errors import BadGroupError, GroupNotFoundError
-from natty.groups import ElasticRecord, PartitioningFilter, Record
+from natty.groups import ElasticRecord, PartitioningFilter, Record, StaticRecord
 from natty.groups.admin import GroupAdmin, Kind, MemberState, list_groups
 from natty.groups.elastic import ElasticAdmin
+from natty.groups.partitions import WHOLE_SUBJECT
 from natty.groups.static import StaticAdmin
 
 T = TypeVar("T")
@@ -66,11 +67,32 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         if isinstance(record, ElasticRecord):
             facts |= {"buffered": buffered}
         if as_json:
-            print_document(facts | {"members": [fields_of(one) for one in members]})
+            print_document(facts | {"outdated": record.outdated, "members": [fields_of(one) for one in members]})
             return
         print_pairs(_readable(facts))
         if members:
             _show_members(members)
+        if record.outdated or any(one.outdated for one in members):
+            say(f"created by pcgroups 0.1: convert it with natty group {kind} upgrade {stream} {group}")
+        _explain_unused_filter(record)
+
+    @app.command()
+    @connect.options
+    def upgrade(
+        *,
+        nats: dict[str, Any],
+        stream: Stream,
+        group: Group,
+        force: Annotated[bool, typer.Option("--force", "-f", help="Even if programs with that version read.")] = False,
+        as_json: Json = False,
+    ) -> None:
+        """Convert a group of pcgroups 0.1, whose programs are stopped; members continue where those were."""
+        converted, record = administer(nats, kind, stream, group, lambda admin: _upgrade(admin, force=force))
+        if as_json:
+            print_document({"converted": converted})
+            return
+        say(*[f"converted {one}" for one in converted] or [f"nothing of {group} is of pcgroups 0.1"])
+        _explain_unused_filter(record)
 
     @add_command(app, "rm", "delete")
     @connect.options
@@ -149,6 +171,44 @@ def partitioning_filter(text: str) -> PartitioningFilter:
     return PartitioningFilter(subject, numbers_of(numbers, text, "SUBJECT:1,2") if numbers else None)
 
 
+def split_filter(words: list[str], filters: list[str] | None) -> tuple[list[str], list[str]]:
+    """Return the filters and the other words of a command whose first word may be a filter, as in pcgroups 0.1.
+
+    It is one if it is empty or has a token `*` or `>`, which no member's name can have. `>` and the empty word stand
+    for the whole stream. Raises a usage error if nothing follows, if `--filter` is there too, and for a first word that
+    is neither a name nor surely a filter.
+    """
+    first, *rest = words
+    tokens = first.split(".")
+    if first and not {"*", ">"} & set(tokens):
+        if len(tokens) > 1 and ":" not in first:
+            raise typer.BadParameter(f"{first!r} is not a member's name; if it is a filter, write --filter {first!r}")
+        return filters or [], words
+    if filters:
+        raise typer.BadParameter(f"{first!r} is a filter, and --filter names another: write all of them with --filter")
+    if not rest:
+        raise typer.BadParameter(f"{first!r} is a filter, and no member follows: name at least one")
+    return [one for one in (first,) if one not in ("", WHOLE_SUBJECT)], rest
+
+
+def split_keyed_filter(words: list[str], filters: list[str] | None) -> list[PartitioningFilter] | None:
+    """Return the filters of an elastic group, given with `--filter`, or as in pcgroups 0.1: FILTER WILDCARD...
+
+    None: the group has no filter. Raises a usage error for both at once, and for a filter without wildcard numbers.
+    """
+    if not words:
+        return [partitioning_filter(one) for one in filters] if filters else None
+    subject, *numbers = words
+    if filters:
+        raise typer.BadParameter(f"{subject!r} is a filter, and --filter names another: write all with --filter")
+    if not numbers:
+        raise typer.BadParameter(
+            f"the filter {subject!r} needs the numbers of the wildcards that are the key after it;"
+            f" for the whole subject, write --filter {subject!r}"
+        )
+    return [PartitioningFilter(subject, numbers_of(",".join(numbers), " ".join(words), "FILTER 1 2"))]
+
+
 def mappings_of(texts: list[str]) -> dict[str, tuple[int, ...]]:
     """Return mappings written as `MEMBER:0,1,2`. Raises a usage error for an invalid one, or a member named twice."""
     found: dict[str, tuple[int, ...]] = {}
@@ -208,6 +268,15 @@ def _show_members(members: list[MemberState]) -> None:
         active = "yes" if one.active else "no"
         rows.append((one.name, _numbers(one.partitions) or "none", active, one.pinned or "-", *counts))
     print_table(("member", "partitions", "active", "pinned", ">waiting", ">unacked", ">pending"), rows)
+
+
+def _explain_unused_filter(record: Record) -> None:
+    if isinstance(record, StaticRecord) and record.unused_filter:
+        say(f"the filter {record.unused_filter!r} has no effect, as in pcgroups 0.1: members read whole partitions")
+
+
+async def _upgrade(admin: Admin, *, force: bool) -> tuple[list[str], Record]:
+    return await admin.upgrade(force=force), await admin.read()
 
 
 async def _info(admin: Admin) -> tuple[Record, list[MemberState], int | None]:

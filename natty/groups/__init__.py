@@ -1,4 +1,4 @@
-"""Partitioned consumer groups, compatible with synadia's pcgroups 0.2."""
+"""Partitioned consumer groups, compatible with synadia's pcgroups 0.2; groups of 0.1 can be converted."""
 
 from natty.consuming.work import TooManyDeliveriesError
 from natty.groups.admin import GroupAdmin, MemberState, list_groups

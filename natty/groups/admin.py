@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -12,6 +13,7 @@ from natty.errors import (
     ConsumerNotFoundError,
     GroupExistsError,
     GroupNotFoundError,
+    JetStreamError,
     KeyExistsError,
     KeyNotFoundError,
     StreamNotFoundError,
@@ -23,6 +25,7 @@ from natty.groups.settings import (
     STATIC_BUCKET,
     bucket_settings,
     check_member,
+    is_outdated,
     record_key,
 )
 from natty.jetstream import JetStream
@@ -33,6 +36,7 @@ from natty.wire.background import map_concurrently
 
 Kind = Literal["static", "elastic"]
 R = TypeVar("R", bound=Record)
+_NO_PRIORITY_GROUP = 10160
 BUCKETS: dict[Kind, str] = {"static": STATIC_BUCKET, "elastic": ELASTIC_BUCKET}
 
 
@@ -48,6 +52,7 @@ class MemberState:
     pinned: str = ""  # the server's id of the instance that gets the messages; "" for none
     pending: int = 0  # messages that are not delivered yet
     unacked: int = 0
+    outdated: bool = False  # its consumer was created by pcgroups 0.1, whose instances may read from it
 
     @property
     def active(self) -> bool:
@@ -91,6 +96,15 @@ class GroupAdmin(ABC, Generic[R]):
         """Read a record of this kind. BadGroupError."""
 
     @abstractmethod
+    async def upgrade(self, *, force: bool = False) -> list[str]:
+        """Convert what pcgroups 0.1 created to pcgroups 0.2; return the record or consumers that were converted.
+
+        Nothing is lost: each of them is converted by one request, and the same call completes an interrupted one.
+        BadGroupError if instances of 0.1 still read; with `force` these stop reading, and messages that they hold may
+        be handled twice.
+        """
+
+    @abstractmethod
     async def delete(self) -> list[str]:
         """Delete the group; members end when they see it. Return streams or consumers of its names that are not its."""
 
@@ -130,20 +144,25 @@ class GroupAdmin(ABC, Generic[R]):
                 code=error.code,
                 err_code=error.err_code,
             ) from error
+        except JetStreamError as error:
+            if error.err_code == _NO_PRIORITY_GROUP:
+                raise BadGroupError(f"member {member} of {self} {self.outdated_hint}") from error
+            raise
 
     async def _state(self, record: Record, member: str) -> MemberState:
         consumer = await self._consumer(member)
         state = MemberState(name=member, listed=record.lists(member), partitions=record.partitions_of(member))
         if consumer is None:
             return state
-        groups = {one["group"]: one for one in consumer.get("priority_groups") or []}
+        group: dict[str, Any] = next(iter(consumer.get("priority_groups") or []), {})
         return replace(
             state,
             exists=True,
             waiting=consumer["num_waiting"],
-            pinned=groups.get(PRIORITY_GROUP, {}).get("pinned_client_id", ""),
+            pinned=group.get("pinned_client_id", ""),
             pending=consumer["num_pending"],
             unacked=consumer["num_ack_pending"],
+            outdated=is_outdated(consumer["config"], member),
         )
 
     async def _consumer(self, member: str) -> dict[str, Any] | None:
@@ -164,6 +183,33 @@ class GroupAdmin(ABC, Generic[R]):
             return self.decode(value)
         except BadGroupError as error:
             raise BadGroupError(f"{self}: {error}") from error
+
+    def decode_current(self, value: bytes) -> R:
+        """Read a record to work with it. BadGroupError, also for a record that must be upgraded first."""
+        record = self._decode_record(value)
+        self._require_current(record)
+        return record
+
+    def _require_current(self, record: R) -> None:
+        if record.outdated:
+            raise BadGroupError(f"{self} {self.outdated_hint}")
+
+    @property
+    def outdated_hint(self) -> str:
+        """What is wrong with a group of pcgroups 0.1 and what to do, for errors."""
+        command = f"natty group {self.kind} upgrade {self.stream} {self.name}"
+        return (
+            f"was created by pcgroups 0.1: stop the programs that read it with that version, and convert it ({command})"
+        )
+
+    def _refuse_active(self, members: Iterable[MemberState]) -> None:
+        """BadGroupError if an instance of pcgroups 0.1 reads as one of these members."""
+        if active := [one.name for one in members if one.active]:
+            raise BadGroupError(
+                f"programs with pcgroups 0.1 read {self} as {', '.join(active)}: stop them, and try again some seconds"
+                " later, when the server has noticed; or force it (--force): they then stop reading, and messages that"
+                " they hold may be handled twice"
+            )
 
     async def _delete_record(self) -> bool:
         """Delete the record, even if it can't be read; return whether it existed."""

@@ -93,10 +93,11 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         await self._prepare_bucket()
         queue = await self._queue()
         if (there := await self._find()) is not None:
+            self._require_current(there)
             self._compare(wanted, there)
             if queue is None:
                 await self._make_work_queue(there, source)
-            elif not self._is_work_queue(queue) or queue["sources"][0]["subject_transforms"] != transforms(there):
+            elif not self._is_queue_of(there, queue):
                 raise self._taken_error()
             return there
         await self._make_work_queue(wanted, source)
@@ -106,6 +107,32 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
             if queue is None:
                 await delete_stream(self._jetstream, self.consumed_stream)
             raise
+
+    async def upgrade(self, *, force: bool = False) -> list[str]:
+        """Convert a record of pcgroups 0.1; return its key, or nothing if it is of a later version.
+
+        The work queue is the same in both versions. Members of 0.1 end when they see the new record; the consumers that
+        they leave are replaced by the members that join. A record that changes meanwhile is converted as it is then.
+        GroupExistsError if another stream has the work queue's name. Other errors: see `GroupAdmin.upgrade`.
+        """
+        self._jetstream.require("a partitioned group")
+        record = await self.read()
+        if not record.outdated:
+            return []
+        queue = await self._queue()
+        if queue is not None and not self._is_queue_of(record, queue):
+            raise self._taken_error()
+        if not force:
+            self._refuse_active(await self.members())
+
+        def convert(value: bytes | None) -> bytes:
+            if value is None:
+                raise self._missing_error()
+            there = self._decode_record(value)
+            return there.encode() if there.outdated else value
+
+        await self._bucket.modify(self.key, convert)
+        return [f"record {self.key}"]
 
     async def delete(self) -> list[str]:
         """Delete the group and its work queue with the messages in it; its members end.
@@ -181,7 +208,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         def encode_change(value: bytes | None) -> bytes:
             if value is None:
                 raise self._missing_error()
-            before = self._decode_record(value)
+            before = self.decode_current(value)
             after = edit(before)
             after.check()
             last[:] = [Change(before, after)]
@@ -234,6 +261,10 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
             return dict((await self._jetstream.request(f"STREAM.INFO.{self.consumed_stream}"))["config"])
         except StreamNotFoundError:
             return None
+
+    def _is_queue_of(self, record: ElasticRecord, config: Mapping[str, Any]) -> bool:
+        """Whether a stream is the work queue of a group with this record."""
+        return self._is_work_queue(config) and config["sources"][0]["subject_transforms"] == transforms(record)
 
     def _is_work_queue(self, config: Mapping[str, Any]) -> bool:
         """Whether a stream is a group's work queue: it copies this stream's messages and partitions them."""

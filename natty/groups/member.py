@@ -27,7 +27,7 @@ from natty.groups.lag import count_lag
 from natty.groups.place import Place, parse_info
 from natty.groups.reading import Reading
 from natty.groups.records import Record, may_follow
-from natty.groups.settings import Timings
+from natty.groups.settings import Timings, is_outdated
 from natty.groups.stint import Memory, make_work
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
@@ -175,7 +175,7 @@ class Membership:
 
     def _take(self, value: bytes) -> None:
         """Apply a revision of the record. BadGroupError if a setting changed that must not change."""
-        record: Record = self._group.decode(value)
+        record: Record = self._group.decode_current(value)
         before = self.record
         if before is not None and not may_follow(before, record):
             raise BadGroupError(
@@ -276,9 +276,15 @@ class Membership:
             case Do.DRAIN:
                 await self._drain()
             case Do.FAIL:
-                text = f"consumer {self.consumer} of {self.stream} reads other partitions than the group's record says"
-                self._end(self.work.fault or ConsumerExistsError(f"{text}: delete it; its position is then lost"))
+                self._end(self.work.fault or ConsumerExistsError(self._explain(info)))
         return step.again
+
+    def _explain(self, info: dict[str, Any] | None) -> str:
+        """Return why a static member can't read from the consumer that exists, and what to do."""
+        text = f"consumer {self.consumer} of {self.stream}"
+        if info is not None and is_outdated(info["config"], self.member):
+            return f"{text} {self._group.outdated_hint}"
+        return f"{text} reads other partitions than the group's record says: delete it; its position is then lost"
 
     def _begin(self, info: dict[str, Any]) -> None:
         config = info["config"]

@@ -71,12 +71,16 @@ class Place:
 
 
 def parse_info(info: dict[str, Any]) -> Seen:
-    """Return the facts from a CONSUMER.INFO that decide the next step."""
+    """Return the facts from a CONSUMER.INFO that decide the next step.
+
+    A consumer with another priority group, such as one of pcgroups 0.1, has no filters here: members can't read it.
+    """
     config = info["config"]
+    ours = config.get("priority_groups") == [PRIORITY_GROUP]
     group: dict[str, str] = next(iter(info.get("priority_groups") or []), {})
     return Seen(
         info["created"],
-        tuple(config.get("filter_subjects") or [config.get("filter_subject", "")]),
+        tuple(config.get("filter_subjects") or [config.get("filter_subject", "")]) if ours else (),
         pinned=group.get("pinned_client_id", ""),
         unfinished=info["num_ack_pending"],
         waiting=info["num_waiting"],

@@ -1,4 +1,8 @@
-"""The records of pcgroups 0.2: a group's definition as JSON in its bucket, read and written as Go's library does.
+"""The records of pcgroups: a group's definition as JSON in its bucket, read and written as Go's library 0.2 does.
+
+Records of 0.1 have one filter: `filter`, and in elastic groups `partitioning_wildcards`, in the record itself. A static
+member of 0.1 does not apply it, and 0.2 does not read it: static records of both versions mean the same. An elastic
+record of 0.1 is read as one of 0.2 that is `outdated`; written, it is one of 0.2.
 
 Fields that a change does not touch are written back byte by byte. Members written in Go compare every revision with the
 one that they started with, and end when `partitioning_filters` changes from null to an empty list or the reverse.
@@ -15,13 +19,21 @@ import msgspec
 
 from natty.errors import BadGroupError, BadRecordError
 from natty.groups import rules
-from natty.groups.partitions import EVERYTHING, MemberMapping, PartitioningFilter, assign, assignment, partition_filters
+from natty.groups.partitions import (
+    EVERYTHING,
+    WHOLE_SUBJECT,
+    MemberMapping,
+    PartitioningFilter,
+    assign,
+    assignment,
+    partition_filters,
+)
 from natty.kv.json_records import decode
 
 T = TypeVar("T")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # as Go's
-_OF_0_1 = "filter"  # the field that identifies records of pcgroups 0.1
+_FILTER_OF_0_1 = "filter"  # no record of pcgroups 0.2 has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +58,11 @@ class Record(ABC):
     @abstractmethod
     def fixed(self) -> dict[str, Any]:
         """The settings that never change, by name. Settings with the same meaning are equal here."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was read from a record of pcgroups 0.1 that members of later versions can't work with."""
+        return False
 
     def differences(self, other: Record) -> list[str]:
         """Return the differences from another record in settings that never change, a readable line for each."""
@@ -97,11 +114,21 @@ class StaticRecord(Record):
         return self.filters
 
     @property
+    def unused_filter(self) -> str:
+        """The filter of a record of pcgroups 0.1, which no version applies; "" if it would take everything."""
+        raw = next((raw for name, raw in self.unknown.items() if name.casefold() == _FILTER_OF_0_1), b'""')
+        try:
+            found: str = decode(raw, str)
+        except BadRecordError:
+            return ""
+        return "" if found == WHOLE_SUBJECT else found
+
+    @property
     def fixed(self) -> dict[str, Any]:
         """The settings that never change: all of them. The order of members and mappings has no meaning."""
         return {
             "partitions": self.partitions,
-            "filters": list(self.filters),
+            "filters": [] if self.filters == (WHOLE_SUBJECT,) else list(self.filters),
             "members": sorted(self.members),
             "mappings": {one.member: sorted(one.partitions or ()) for one in self.mappings},
         }
@@ -120,7 +147,7 @@ class StaticRecord(Record):
 
     @classmethod
     def decode(cls, value: bytes) -> StaticRecord:
-        """Read a record. BadGroupError if it is not a record, or breaks a rule."""
+        """Read a record of any version. BadGroupError if it is not a record, or breaks a rule."""
         fields = _Fields(value)
         record = cls(
             partitions=fields.take("max_members", _Number, 0),
@@ -144,11 +171,17 @@ class ElasticRecord(Record):
     max_messages: int = 0
     max_bytes: int = 0
     filters_as_read: bytes = field(default=b"", compare=False, repr=False)
+    of_0_1: bool = field(default=False, repr=False)
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The group's filters, without partition tokens; none for the whole stream."""
         return tuple(one.filter for one in self.filters or ())
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was read from a record of pcgroups 0.1 that members of later versions can't work with."""
+        return self.of_0_1
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -189,17 +222,26 @@ class ElasticRecord(Record):
 
     @classmethod
     def decode(cls, value: bytes) -> ElasticRecord:
-        """Read a record. BadGroupError if it is not a record, breaks a rule, or is one of pcgroups 0.1."""
+        """Read a record of any version. BadGroupError if it is not a record, or breaks a rule."""
         fields = _Fields(value)
         as_read = fields.raw("partitioning_filters")
+        filters = fields.take("partitioning_filters", tuple[PartitioningFilter, ...] | None, None)
+        of_0_1 = not as_read and bool(fields.raw(_FILTER_OF_0_1))
+        if of_0_1:
+            filters = (
+                PartitioningFilter(
+                    fields.take(_FILTER_OF_0_1, str, ""), fields.take("partitioning_wildcards", tuple[int, ...], ())
+                ),
+            )
         record = cls(
             partitions=fields.take("max_members", _Number, 0),
-            filters=fields.take("partitioning_filters", tuple[PartitioningFilter, ...] | None, None),
+            filters=filters,
             max_messages=fields.take("max_buffered_msg", _Number, 0),
             max_bytes=fields.take("max_buffered_bytes", _Number, 0),
             members=fields.take("members", tuple[str, ...], ()),
             mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
             filters_as_read=as_read,
+            of_0_1=of_0_1,
             unknown=fields.rest(),
         )
         record.check()
@@ -217,11 +259,6 @@ class _Fields:
                 f"the group's record is not a JSON object ({error}): delete the group, and create it again"
             ) from error
         self._raw = {name: bytes(raw) for name, raw in found.items()}
-        if self.raw(_OF_0_1):
-            raise BadGroupError(
-                "the group's record is of pcgroups 0.1, which no later version reads: delete the group with the program"
-                " that created it, and create it again"
-            )
 
     def raw(self, name: str) -> bytes:
         """Return a field's bytes in the record, b"" if it is missing."""

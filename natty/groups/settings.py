@@ -55,6 +55,16 @@ def static_consumer(group: str, member: str) -> str:
     return f"{group}-{member}"
 
 
+def is_outdated(consumer: Mapping[str, Any], member: str) -> bool:
+    """Return whether a consumer's configuration is that of a member of pcgroups 0.1.
+
+    It differs from later ones in its priority group, which has the member's name there.
+    """
+    return consumer.get("priority_policy") == "pinned_client" and consumer.get("priority_groups") == [member] != [
+        PRIORITY_GROUP
+    ]
+
+
 def check_member(name: str) -> str:
     """Return the name if a member can have it: it becomes a consumer's name, or part of one. BadNameError."""
     return check_name("member", name)

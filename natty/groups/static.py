@@ -10,7 +10,7 @@ from natty.groups import rules
 from natty.groups.admin import GroupAdmin
 from natty.groups.partitions import MemberMapping
 from natty.groups.records import StaticRecord
-from natty.groups.settings import PRIORITY_GROUP, check_member, static_consumer
+from natty.groups.settings import PRIORITY_GROUP, check_member, is_outdated, static_consumer
 from natty.streams import delete_consumer
 
 
@@ -72,6 +72,30 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
             )
         return await self._store(wanted)
 
+    async def upgrade(self, *, force: bool = False) -> list[str]:
+        """Convert the members' consumers of pcgroups 0.1; return their names. They keep their positions.
+
+        It leaves the record as it is: both versions read it, and a member of 0.1 that is still there deletes its
+        consumer, and with it its position, when the record changes. Errors: see `GroupAdmin.upgrade`.
+        """
+        self._jetstream.require("a partitioned group")
+        outdated = [one for one in await self.members() if one.outdated]
+        if not force:
+            self._refuse_active(outdated)
+        return [
+            f"consumer {self.consumer_name(one.name)}" for one in outdated if await self._convert_consumer(one.name)
+        ]
+
+    async def _convert_consumer(self, member: str) -> bool:
+        """Give a consumer of pcgroups 0.1 the priority group of later versions; return whether there was one."""
+        found = await self._consumer(member)
+        if found is None or not is_outdated(found["config"], member):
+            return False
+        config = found["config"] | {"priority_groups": [PRIORITY_GROUP]}
+        body = {"stream_name": self.stream, "config": config, "action": "update"}
+        await self._jetstream.request(f"CONSUMER.CREATE.{self.stream}.{self.consumer_name(member)}", body)
+        return True
+
     async def delete(self) -> list[str]:
         """Delete the group and its members' consumers, and no others; its members end.
 
@@ -102,7 +126,8 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
         found = await self._consumer(member)
         if found is None:
             return False
-        if found["config"].get("priority_groups") != [PRIORITY_GROUP]:
+        config = found["config"]
+        if config.get("priority_groups") != [PRIORITY_GROUP] and not is_outdated(config, member):
             return True
         await delete_consumer(self._jetstream, self.stream, self.consumer_name(member))
         return False

@@ -1,4 +1,4 @@
-"""The wire format of pcgroups 0.2 in Go: the requests of its library and its tool `cg`, byte by byte."""
+"""The wire format of pcgroups in Go: the requests of its library 0.2, and of 0.1, and its tool `cg`, byte by byte."""
 
 import json
 
@@ -88,11 +88,31 @@ class Go:
         )
         return await self.ask(f"CONSUMER.CREATE.{name}.{member}", body.encode())
 
-    def pull(self, stream, consumer, *, pin="", expires=30):
+    async def make_first_consumer(self, stream, name, member, filters, *, ack_wait, durable=False, priority_group=None):
+        """Create a member's consumer as pcgroups 0.1 does, whose `ack_wait` is at least 6 s."""
+        wait = ack_wait * SECOND
+        config = {
+            **({"durable_name": name} if durable else {"name": name, "inactive_threshold": wait}),
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": wait,
+            "replay_policy": "instant",
+            "max_ack_pending": 3,
+            "num_replicas": 0,
+            "filter_subjects": filters,
+            "priority_policy": "pinned_client",
+            "priority_timeout": wait,
+            "priority_groups": [priority_group or member],
+        }
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        answer = await self.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        assert "error" not in answer, answer
+
+    def pull(self, stream, consumer, *, pin="", expires=30, group="PCG", batch=500):
         """Open a pull as the library does; return the list to which raw messages are added as they arrive."""
         inbox, arrived = self.natty.connection.new_inbox(), []
         self.natty.connection.subscribe(inbox.decode(), arrived.extend)
-        body = {"expires": expires * SECOND, "batch": 500, "idle_heartbeat": expires * SECOND // 2, "group": "PCG"}
+        body = {"expires": expires * SECOND, "batch": batch, "idle_heartbeat": expires * SECOND // 2, "group": group}
         request = json.dumps(body | ({"id": pin} if pin else {})).encode()
         self.natty.connection.send(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", request, reply=inbox)
         return arrived

@@ -7,7 +7,7 @@ from collections import namedtuple
 
 import pytest
 from commands import complaint, printed
-from go_groups import ELASTIC, Go
+from go_groups import ELASTIC, STATIC, Go
 from patient import PATIENT
 
 from natty import Natty, NattyError
@@ -162,6 +162,53 @@ def test_a_static_group_with_mappings_takes_no_filter(static, partitioned):
     assert "read their partitions whole, whatever the filters: leave them out" in complaint(refused)
 
 
+def test_groups_are_created_with_the_filter_where_the_first_version_has_it(static, elastic, partitioned, stream):
+    create = (static, "create", "balanced", partitioned, "cg", "2", ">", "m1", "m2", "--json")
+    made = json.loads(printed(create[0](*create[1:])))
+    assert (made["filters"], made["members"]) == ([], ["m1", "m2"])
+    printed(static("create", "mapped", partitioned, "two", "2", ">", "m2:0", "m1:1"))
+    some = json.loads(printed(static("create", "balanced", partitioned, "some", "2", "a.*", "m1", "--json")))
+    assert (some["filters"], some["members"]) == (["a.*"], ["m1"])
+    refused = static("create", "mapped", partitioned, "cg", "2", "a.*", "m1:0,1")
+    assert "read their partitions whole, whatever the filters: leave them out" in complaint(refused)
+    keyed = json.loads(printed(elastic("create", stream, "cg", "4", f"{stream}.*", "1", "--json")))
+    assert keyed["filters"] == [{"filter": f"{stream}.*", "wildcards": [1]}]
+
+
+def test_an_elastic_group_of_the_first_version_is_shown_and_converted(elastic, stream, served):
+    record = {"max_members": 4, "filter": f"{stream}.*", "partitioning_wildcards": [1], "members": ["m1"]}
+    printed(elastic("create", stream, "cg", "4", "--filter", f"{stream}.*:1"))
+    served(lambda natty: Go(natty).put(ELASTIC, f"{stream}.cg", json.dumps(record).encode()))
+    hint = f"convert it with natty group elastic upgrade {stream} cg"
+    assert printed(elastic("info", stream, "cg")).splitlines()[-1] == f"created by pcgroups 0.1: {hint}"
+    assert json.loads(printed(elastic("info", stream, "cg", "--json")))["outdated"]
+    refused = complaint(elastic("add", stream, "cg", "m2"))
+    assert f"convert it (natty group elastic upgrade {stream} cg)" in refused
+    assert printed(elastic("upgrade", stream, "cg")) == f"converted record {stream}.cg\n"
+    assert json.loads(printed(elastic("upgrade", stream, "cg", "--json"))) == {"converted": []}
+    assert hint not in printed(elastic("info", stream, "cg"))
+    assert printed(elastic("add", stream, "cg", "m2")).startswith("added m2\n")
+
+
+def test_a_static_group_of_the_first_version_is_shown_and_converted(static, partitioned, served):
+    record = {"max_members": 2, "filter": "a.*", "members": ["m1", "m2"]}
+
+    async def make(natty):
+        go = Go(natty)
+        await go.make_bucket(STATIC)
+        await go.put(STATIC, f"{partitioned}.cg", json.dumps(record).encode())
+        await go.make_first_consumer(partitioned, "cg-m1", "m1", ["0.>"], ack_wait=6, durable=True)
+
+    served(make)
+    unused = "the filter 'a.*' has no effect, as in pcgroups 0.1: members read whole partitions"
+    assert printed(static("info", partitioned, "cg")).splitlines()[-2:] == [
+        f"created by pcgroups 0.1: convert it with natty group static upgrade {partitioned} cg",
+        unused,
+    ]
+    assert printed(static("upgrade", partitioned, "cg")) == f"converted consumer cg-m1\n{unused}\n"
+    assert printed(static("upgrade", partitioned, "cg")) == f"nothing of cg is of pcgroups 0.1\n{unused}\n"
+
+
 def test_deleting_asks_first_and_tells_what_was_there(elastic, stream, served):
     assert f"there is no elastic group cg of stream {stream}" in complaint(elastic("rm", stream, "cg"))
     printed(elastic("create", stream, "cg", "2"))
@@ -182,6 +229,9 @@ def test_deleting_asks_first_and_tells_what_was_there(elastic, stream, served):
         (("create", "S", "g", "2", "--filter", "foo.*:3"), 1, "has no wildcard 3"),
         (("create", "S", "g", "2", "--filter", "foo.*:x"), 2, "write SUBJECT:1,2"),
         (("create", "S", "g", "0"), 2, "PARTITIONS"),
+        (("create", "S", "g", "2", "foo.*"), 2, "needs the numbers of the wildcards"),
+        (("create", "S", "g", "2", "m1", "m2"), 2, "write FILTER 1 2"),
+        (("upgrade", "S", "g"), 1, "there is no elastic group g of stream S"),
         (("create", "S", "g", "2", "--max-buffered-msgs", "-2"), 2, "--max-buffered-msgs"),
         (("cm", "S", "g", "m1"), 2, "write MEMBER:0,1,2"),
         (("cm", "S", "g", "m1:0", "m1:1"), 2, "'m1' is mapped twice"),

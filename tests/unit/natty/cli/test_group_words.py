@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from natty.cli.group import elastic, static
-from natty.cli.group_shared import mappings_of, partitioning_filter
+from natty.cli.group_shared import mappings_of, partitioning_filter, split_filter, split_keyed_filter
 from natty.groups import PartitioningFilter
 
 
@@ -37,7 +37,61 @@ def test_what_is_no_mapping_is_told(texts):
         mappings_of(texts)
 
 
-SHARED = "ls list info delete rm member-info memberinfo minfo step-down stepdown sd consume join prompt"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([">", "m1", "m2"], ([], ["m1", "m2"])),
+        (["", "m1"], ([], ["m1"])),
+        (["foo.*", "m1"], (["foo.*"], ["m1"])),
+        (["foo.>", "m1:0,1"], (["foo.>"], ["m1:0,1"])),
+        (["m1", "m2"], ([], ["m1", "m2"])),
+        (["orders", "m1"], ([], ["orders", "m1"])),
+        (["m1:0", "m.2:1"], ([], ["m1:0", "m.2:1"])),
+        (["m>1", "*x"], ([], ["m>1", "*x"])),
+        (["m1", "foo.*"], ([], ["m1", "foo.*"])),
+    ],
+)
+def test_a_first_word_that_no_member_can_have_is_the_filter_as_in_the_first_version(words, expected):
+    assert split_filter(words, None) == expected
+
+
+def test_filters_that_are_named_leave_the_words_to_the_members():
+    assert split_filter(["m1", "m2"], ["a.*"]) == (["a.*"], ["m1", "m2"])
+
+
+@pytest.mark.parametrize(
+    ("words", "filters", "why"),
+    [
+        (["host1.example", "m2"], None, "is not a member's name; if it is a filter, write --filter 'host1.example'"),
+        ([">"], None, "no member follows"),
+        (["foo.*", "m1"], ["bar.*"], "--filter names another"),
+    ],
+)
+def test_a_first_word_that_may_be_either_is_not_guessed(words, filters, why):
+    with pytest.raises(typer.BadParameter, match=why):
+        split_filter(words, filters)
+
+
+def test_the_filter_of_an_elastic_group_is_written_in_the_old_way_or_in_the_new_one():
+    two = [PartitioningFilter("foo.*.*", (2, 1))]
+    assert split_keyed_filter(["foo.*.*", "2", "1"], None) == split_keyed_filter([], ["foo.*.*:2,1"]) == two
+    assert split_keyed_filter([], None) is split_keyed_filter([], []) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "filters", "why"),
+    [
+        (["foo.*"], None, "needs the numbers of the wildcards"),
+        (["m1", "m2"], None, "write FILTER 1 2"),
+        (["foo.*", "1"], ["bar.*"], "--filter names another"),
+    ],
+)
+def test_an_elastic_filter_that_is_not_whole_is_told(words, filters, why):
+    with pytest.raises(typer.BadParameter, match=why):
+        split_keyed_filter(words, filters)
+
+
+SHARED = "upgrade ls list info delete rm member-info memberinfo minfo step-down stepdown sd consume join prompt"
 OWN = {
     "elastic": "create add drop create-mapping cm createmapping delete-mapping dm deletemapping auto lag watch",
     "static": "create lag watch",

@@ -26,6 +26,82 @@ def test_the_examples_of_the_protocol_are_read_and_written_byte_by_byte():
         assert type(record).decode(value).encode() == value
 
 
+FIRST = (
+    b'{"max_members":10,"filter":"foo.*.\\u003e","partitioning_wildcards":[1],'
+    b'"max_buffered_msg":7,"members":["m1","m2"]}'
+)
+
+
+def test_an_elastic_record_of_the_first_version_is_read_and_written_as_one_of_the_later_version():
+    read = ElasticRecord.decode(FIRST)
+    assert read.outdated
+    assert (read.filters, read.max_messages, read.partitions_of("m2")) == (
+        (PartitioningFilter("foo.*.>", (1,)),),
+        7,
+        (5, 6, 7, 8, 9),
+    )
+    assert read.encode() == (
+        b'{"max_members":10,"partitioning_filters":[{"filter":"foo.*.\\u003e","partitioning_wildcards":[1]}],'
+        b'"max_buffered_msg":7,"members":["m1","m2"]}'
+    )
+    assert not ElasticRecord.decode(read.encode()).outdated
+
+
+def test_converting_a_record_keeps_mappings_and_the_fields_that_others_have_added():
+    mapped = b'"member_mappings":[{"member":"a","partitions":[1]},{"member":"b","partitions":[0]}]'
+    value = b'{"x":{"y": 1.0},"Max_Members":2,"Filter":"foo.*","PARTITIONING_WILDCARDS":[1],' + mapped + b"}"
+    assert ElasticRecord.decode(value).encode() == (
+        b'{"max_members":2,"partitioning_filters":[{"filter":"foo.*","partitioning_wildcards":[1]}],'
+        + mapped
+        + b',"x":{"y": 1.0}}'
+    )
+
+
+def test_a_record_with_the_fields_of_both_versions_is_one_of_the_later_version():
+    value = b'{"max_members":2,"partitioning_filters":null,"filter":"foo.*"}'
+    read = ElasticRecord.decode(value)
+    assert (read.outdated, read.filters, read.encode()) == (False, None, value)
+
+
+def test_a_static_record_of_the_first_version_means_the_same_without_its_filter_and_keeps_it():
+    value = b'{"max_members":2,"members":["m1","m2"],"filter":"foo.*"}'
+    read = StaticRecord.decode(value)
+    assert (read.outdated, read.filters_of("m2"), read.unused_filter) == (False, ["1.>"], "foo.*")
+    assert read.encode() == value
+    assert read.differences(StaticRecord(partitions=2, members=("m1", "m2"))) == []
+    for filter_, unused in (
+        (b'"\\u003e"', ""),
+        (b'""', ""),
+        (b"7", ""),
+        (b'"\xff"', ""),
+        (b"[" * 900 + b"]" * 900, ""),
+    ):
+        assert StaticRecord.decode(value.replace(b'"foo.*"', filter_)).unused_filter == unused
+
+
+def test_the_filter_for_everything_is_no_filter():
+    everything = StaticRecord(partitions=2, filters=(">",), members=("a",))
+    assert everything.differences(StaticRecord(partitions=2, members=("a",))) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (b'"filter":"","partitioning_wildcards":[1]', "a filter is empty|too few for a key"),
+        (b'"filter":"foo","partitioning_wildcards":[1]', "filter 'foo' has no wildcard"),
+        (b'"filter":"foo.*","partitioning_wildcards":[2]', "has no wildcard 2"),
+        (b'"filter":7,"partitioning_wildcards":[1]', "filter of the group's record can't be read"),
+        (
+            b'"filter":"foo.*","partitioning_wildcards":"1"',
+            "partitioning_wildcards of the group's record can't be read",
+        ),
+    ],
+)
+def test_a_broken_record_of_the_first_version_is_told_in_a_sentence(fields, why):
+    with pytest.raises(BadGroupError, match=why):
+        ElasticRecord.decode(b'{"max_members":2,' + fields + b"}")
+
+
 def test_fields_stand_in_gos_order_and_are_left_out_where_go_leaves_them_out():
     full = ElasticRecord(
         partitions=2,
@@ -129,7 +205,6 @@ def test_null_stands_for_nothing_everywhere():
         (b'{"max_members":1,"members":"m1"}', "members of the group's record can't be read"),
         (b'{"max_members":1,"member_mappings":[{"member":1}]}', "member_mappings of the group's record can't be read"),
         (b"{}", "0 partitions is not possible"),
-        (b'{"max_members":2,"filter":"foo.*","partitioning_wildcards":[1]}', "pcgroups 0.1"),
         (b'{"max_members":1,"members":["a"],"member_mappings":[{"member":"a","partitions":[0]}]}', "either members or"),
     ],
 )
