@@ -43,7 +43,7 @@ def balanced(
     members: Annotated[
         list[str],
         typer.Argument(
-            metavar="[FILTER] MEMBER...",
+            metavar="[FILTER] MEMBER",
             help="Members; the partitions are balanced over them. A first word with `*` or `>` is a filter.",
         ),
     ],

@@ -32,7 +32,7 @@ def add_elastic(app: typer.Typer) -> None:
         words: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[FILTER WILDCARD...]",
+                metavar="FILTER WILDCARD",
                 help="The filter and the numbers of the `*` that form the key, as in pcgroups 0.1; or --filter.",
             ),
         ] = None,

@@ -66,13 +66,14 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
         if isinstance(record, ElasticRecord):
             facts |= {"buffered": buffered}
+        outdated = record.outdated or any(one.outdated for one in members)
         if as_json:
-            print_document(facts | {"outdated": record.outdated, "members": [fields_of(one) for one in members]})
+            print_document(facts | {"outdated": outdated, "members": [fields_of(one) for one in members]})
             return
         print_pairs(_readable(facts))
         if members:
             _show_members(members)
-        if record.outdated or any(one.outdated for one in members):
+        if outdated:
             say(f"created by pcgroups 0.1: convert it with natty group {kind} upgrade {stream} {group}")
         _explain_unused_filter(record)
 

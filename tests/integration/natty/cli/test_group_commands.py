@@ -205,8 +205,10 @@ def test_a_static_group_of_the_first_version_is_shown_and_converted(static, part
         f"created by pcgroups 0.1: convert it with natty group static upgrade {partitioned} cg",
         unused,
     ]
+    assert json.loads(printed(static("info", partitioned, "cg", "--json")))["outdated"]
     assert printed(static("upgrade", partitioned, "cg")) == f"converted consumer cg-m1\n{unused}\n"
     assert printed(static("upgrade", partitioned, "cg")) == f"nothing of cg is of pcgroups 0.1\n{unused}\n"
+    assert not json.loads(printed(static("info", partitioned, "cg", "--json")))["outdated"]
 
 
 def test_deleting_asks_first_and_tells_what_was_there(elastic, stream, served):

@@ -9,6 +9,7 @@ from natty.groups.settings import (
     bucket_settings,
     check_member,
     elastic_consumer,
+    is_outdated,
     record_key,
     static_consumer,
     static_member_consumer,
@@ -36,6 +37,21 @@ def test_a_name_that_no_key_can_hold_is_refused(stream, group):
 def test_a_member_has_a_name_that_a_consumer_can_have(member):
     with pytest.raises(BadNameError, match="member"):
         check_member(member)
+
+
+@pytest.mark.parametrize(
+    ("member", "groups", "policy", "outdated"),
+    [
+        ("m1", ["m1"], "pinned_client", True),
+        ("m1", ["PCG"], "pinned_client", False),
+        ("PCG", ["PCG"], "pinned_client", False),
+        ("m1", ["m2"], "pinned_client", False),
+        ("m1", ["m1"], "overflow", False),
+        ("m1", None, None, False),
+    ],
+)
+def test_the_priority_group_tells_a_consumer_of_the_first_version(member, groups, policy, outdated):
+    assert is_outdated({"priority_groups": groups, "priority_policy": policy}, member) is outdated
 
 
 @pytest.mark.parametrize(
