@@ -16,8 +16,8 @@ async def main(orders: int = 20) -> None:
             for number in range(orders):
                 await publisher.publish(f"example.orders.{number}", b"{}", msg_id=f"order-{number}")
 
-        @natty.as_leader("example-reporter", lease=5.0)
-        async def report(term: Term) -> None:
+        @natty.as_leader("example-reporter", lease=5.0)  # returning leaves office, and the next node reports;
+        async def report(term: Term) -> None:  # `every=60.0` would keep this node in office, and report each minute
             stream = await natty.jetstream.request("STREAM.INFO.EXAMPLE_ORDERS")
             print("leader", term.node, "counts", stream["state"]["messages"], flush=True)
 

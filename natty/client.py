@@ -504,7 +504,10 @@ class Natty:
         return await self.bucket(bucket).status()
 
     def election(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
-        """Return this node's candidacy: `await election.run(work)`. Options: `ElectionSettings`."""
+        """Return this node's candidacy: `await election.run(work)`. Options: `ElectionSettings`.
+
+        With `every` or `cron` the work runs again and again while this node leads; see `Election.run`.
+        """
         return Election(self.jetstream, election_options("election", name, options))
 
     def leader(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
@@ -534,6 +537,10 @@ class Natty:
 
         Call it without the term: `await work(1, b=2)` for `work(term, a, b)`. The work is `async def`, or any other
         callable, which runs in a thread; see `Election.run`. Options: `ElectionSettings`.
+
+        When the work returns or raises, this node leaves office and is no longer a candidate; other candidates run
+        their work then. With `every=60.0` or `cron="0 3 * * *"` the work runs again and again while this node leads,
+        this node stays a candidate, errors are logged and counted, and the call does not return.
         """
         chosen = election_options("as_leader", name, options)
         return lambda work: wraps(work)(partial(Election(self.jetstream, chosen).run, work))
@@ -553,8 +560,9 @@ def as_leader(
 ) -> AsLeader:
     """Decorate `work(term, …)`: calling it connects, campaigns, and runs it while this node is elected.
 
-    As `Natty.as_leader`. Connection settings come from the environment and the nats context, as for `Natty()`, or from
-    `settings`. Options: `ElectionSettings`.
+    As `Natty.as_leader`, also with `every` and `cron`; without them the client is closed when the work has returned.
+    Connection settings come from the environment and the nats context, as for `Natty()`, or from `settings`. Options:
+    `ElectionSettings`.
     """
 
     chosen = election_options("as_leader", name, options)

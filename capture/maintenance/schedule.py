@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-
-from cronsim import CronSim, CronSimError
 
 from capture.archive.manifest import Stored
 from capture.errors import ConfigError
+from natty.config.cron import Cron
 
 LOOK = 10.0
 """Seconds between two checks of the waiting blocks, if their number or size can begin a slot."""
@@ -53,11 +51,9 @@ class Schedule:
         if not self.cron:
             return
         try:
-            CronSim(self.cron, datetime.fromtimestamp(0, UTC))
-        except CronSimError as error:
-            raise ConfigError(
-                f"{self.cron!r} is not a cron expression (minute hour day month weekday): {error}"
-            ) from error
+            Cron(self.cron)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     def moment(self, now: float, waiting: Sequence[Stored]) -> Moment:
         """Return the moment that decides, at `now`, which of the waiting blocks are due; pure."""
@@ -71,23 +67,13 @@ class Schedule:
         """Return when the slot of `now` began; -inf if there was none."""
         if not self.cron:
             return now // self.every * self.every
-        found = CronSim(self.cron, _after(now), reverse=True)
-        return next((slot.timestamp() for slot in found), -math.inf)
+        return Cron(self.cron).last(now)
 
     def next(self, now: float) -> float:
         """Return when to check again, always after `now`."""
-        if not self.cron:
-            begins = next_run(now, self.every)
-        else:
-            found = CronSim(self.cron, datetime.fromtimestamp(now, UTC))
-            begins = next((slot.timestamp() for slot in found), math.inf)
+        begins = next_run(now, self.every) if not self.cron else Cron(self.cron).next(now)
         return min(begins, now + LOOK) if self.waiting_files or self.waiting_bytes else begins
 
 
 AT_ONCE = Schedule(waiting_files=1)
 """Takes all waiting blocks, at any time."""
-
-
-def _after(now: float) -> datetime:
-    """Return the first whole second after `now`: looking back from it finds a slot that begins right now."""
-    return datetime.fromtimestamp(math.floor(now), UTC) + timedelta(seconds=1)

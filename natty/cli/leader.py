@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import aclosing
 from dataclasses import asdict
@@ -13,8 +14,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from natty import ConfigError, Election, LeadershipLostError, Natty
+from natty import ConfigError, Election, LeadershipLostError, Natty, NattyError, Term
 from natty.cli import connect
+from natty.cli.ask import seconds
 from natty.cli.interrupts import SIGNALED
 from natty.cli.tables import Json, print_document, print_table
 from natty.cli.terminal import json_text, say
@@ -25,7 +27,8 @@ from natty.streams.nearest import missing_sentence
 from natty.wire.background import map_concurrently
 
 EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 app = typer.Typer(help="Elections.", no_args_is_help=True)
 
@@ -152,6 +155,16 @@ def run(
     wait: Annotated[
         float | None, typer.Option(help="Time to wait for election, in seconds. Default: no limit.")
     ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds, metavar="DURATION", help="Run it again and again: time from start to start, such as 5m."
+        ),
+    ] = None,
+    cron: Annotated[
+        str | None, typer.Option(help='Run it at these times: minute hour day month weekday, such as "0 3 * * *".')
+    ] = None,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
     bucket: InBucket = BUCKET,
 ) -> None:
     """Run a program while leader, as `flock` runs one under a lock, and exit with its status.
@@ -159,9 +172,14 @@ def run(
     The program gets SIGTERM before its term ends, and SIGKILL at the end, with all its child processes; the status is
     then 75. Signals are passed on to it. NATTY_TOKEN and NATTY_TERM in its environment are the token and the term's
     number.
+
+    With --every or --cron it runs again and again while this node leads, one run at a time, until SIGTERM, SIGINT,
+    SIGHUP or SIGQUIT; this node stays a candidate if it loses office. A status other than 0 is a failed run: it is
+    logged and repeated after a growing pause. --cron makes up for missed runs once, also those of a dead leader.
     """
     try:
         options = {"name": name, "lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}
+        options |= {"every": every, "cron": cron, "timezone": timezone}
         raise typer.Exit(connect.call(nats, lambda natty: _run(natty, options, command, wait)))
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -169,7 +187,10 @@ def run(
 
 async def _run(natty: Natty, options: dict[str, Any], command: list[str], wait: float | None) -> int:
     errand = _Errand(command)
-    running = asyncio.create_task(errand.run(natty.election(**options)))
+    election = natty.election(**options, on_elected=lambda token: errand.elected.set())
+    if election.options.repeats and shutil.which(command[0]) is None:  # otherwise each run would fail
+        raise ConfigError(f"there is no program {command[0]}")
+    running = asyncio.create_task(errand.repeat(election) if election.options.repeats else errand.run(election))
     errand.listen(running)
     if wait is not None:
         elected = asyncio.create_task(errand.elected.wait())
@@ -183,7 +204,7 @@ async def _run(natty: Natty, options: dict[str, Any], command: list[str], wait: 
     try:
         return await running
     except asyncio.CancelledError:
-        return SIGNALED + errand.signal
+        return SIGNALED + errand.signal if errand.status is None else errand.status
 
 
 class _Errand:
@@ -192,6 +213,7 @@ class _Errand:
     def __init__(self, command: list[str]) -> None:
         self.elected = asyncio.Event()
         self.signal = 0
+        self.status: int | None = None  # of a program that was running when a signal ended the repetition
         self._command = command
         self._early: list[signal.Signals] = []  # arrived just before the program started
         self._program: Program | None = None
@@ -201,23 +223,52 @@ class _Errand:
             asyncio.get_running_loop().add_signal_handler(number, self._pass_on, number, running)
 
     def _pass_on(self, number: signal.Signals, running: asyncio.Task[int]) -> None:
+        if number in ENDING:
+            self.signal = number
         if self._program is not None:
             self._program.send_signal(number)
-        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # no program runs yet
-            self.signal = number
+        elif number in ENDING:  # no program runs
             running.cancel()
         else:
             self._early.append(number)
 
     async def run(self, election: Election) -> int:
+        """Run the program once and return its status."""
         try:
             async with election as term:
-                self.elected.set()
-                environment = os.environ | {"NATTY_TOKEN": str(term.token), "NATTY_TERM": str(term.number)}
-                status = await term.run_process(self._command, env=environment, on_start=self._note_start)
+                return await self._run_program(term)
         except LeadershipLostError as error:
             typer.echo(f"natty: {self._command[0]} was stopped: {error}", err=True)
             return EXIT_LOST
+
+    async def repeat(self, election: Election) -> int:
+        """Run the program again and again, until a signal cancels this task."""
+        repeating = asyncio.current_task()
+        assert repeating is not None
+
+        async def work(term: Term) -> int:
+            try:
+                status = await self._run_program(term)
+            except asyncio.CancelledError:
+                if term.lost.is_set():
+                    text = f"natty: {self._command[0]} was stopped: {term.node} does not lead {term.name!r} any more"
+                    typer.echo(f"{text}; it stays a candidate", err=True)
+                raise
+            finally:
+                self._program = None
+            if self.signal:  # it was passed on, and this was the last run
+                self.status = status
+                repeating.cancel()
+                await asyncio.Event().wait()
+            if status:
+                raise NattyError(f"{self._command[0]} exited with status {status}")
+            return status
+
+        return await election.run(work)
+
+    async def _run_program(self, term: Term) -> int:
+        environment = os.environ | {"NATTY_TOKEN": str(term.token), "NATTY_TERM": str(term.number)}
+        status = await term.run_process(self._command, env=environment, on_start=self._note_start)
         return SIGNALED - status if status < 0 else status
 
     def _note_start(self, program: Program) -> None:

@@ -22,6 +22,7 @@ class Candidate:
         self.term: Term | None = None
         self.losses: dict[str, int] = {}
         self.elected = 0
+        self.succeeded = self.failed = 0  # runs of the work that `every` or `cron` repeats
         self.driver: Driver | None = None
 
     @property
@@ -47,6 +48,8 @@ class Candidate:
     def figures(self) -> dict[str, Any]:
         """Figures for monitoring: `leading`, `token`, `elected` (how often) and `losses` (how often for each reason).
 
+        With `every` or `cron`: `succeeded` and `failed`, the runs of the work.
+
         For the current candidacy: `writes` stored, `failures` (writes refused or unanswered), and the worst times in
         seconds: `slowest` from sending a write to its ack, `least_left` of the lease when it was renewed, `latest`
         delay of a timer of the renewer, `longest_silence` between two sights of the lease.
@@ -57,6 +60,8 @@ class Candidate:
             "token": self.term.token if self.term is not None else 0,
             "elected": self.elected,
             "losses": dict(self.losses),
+            "succeeded": self.succeeded,
+            "failed": self.failed,
             "writes": driver.writes if driver is not None else 0,
             "failures": driver.failures if driver is not None else 0,
             "slowest": driver.slowest if driver is not None else 0.0,

@@ -19,6 +19,7 @@ from natty.elections.election_bucket import make_bucket
 from natty.elections.options import ElectionOptions
 from natty.elections.record import Lease, sight_of
 from natty.elections.term import Term
+from natty.elections.work_loop import WorkLoop
 from natty.errors import BucketNotFoundError, LeadershipLostError
 from natty.jetstream import JetStream, StoredMessage
 
@@ -83,18 +84,29 @@ class Election(Candidate):
     async def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Campaign, run `work(term, *args, **kwargs)` while elected, and return its result.
 
-        Campaigns again if the term is lost before the work returns.
+        Campaigns again if the term is lost before the work returns. When the work returns or raises, this node leaves
+        office and is no longer a candidate: another candidate is elected, and runs its work.
+
+        With the option `every` or `cron` the work runs again and again, one run at a time, and this node stays a
+        candidate until `run` is cancelled or the client is closed; results are dropped. An error of a run is logged and
+        counted in `figures`, the next run begins after a growing pause, and this node stays in office. See `WorkLoop`.
 
         Any callable that is not a coroutine function runs in a thread. The work is cancelled before the deadline, and
-        joined before the lease is released. An error of the work releases the lease and is raised.
+        joined before the lease is released. Without `every` and `cron`, an error of the work releases the lease and is
+        raised.
         ConnectionClosedError: the client was closed, which cancels the work and releases the lease like any other end.
         """
+
+        async def run_once(term: Term) -> Any:
+            return await _call_work(work, term, *args, **kwargs)
+
+        lead = WorkLoop(self, run_once) if self.options.repeats else run_once
         await self.prepare()
         async with Candidacy(self) as candidacy:
             while True:
                 term = await candidacy.wait_until_elected()
                 try:
-                    outcome = await self._serve(candidacy, partial(_call_work, work, term, *args, **kwargs))
+                    outcome = await self._serve(candidacy, partial(lead, term))
                 finally:
                     await candidacy.leave_office()
                 if outcome is not None:
@@ -124,10 +136,12 @@ class Election(Candidate):
     async def __aenter__(self) -> Term:
         """Campaign until elected, and return the term.
 
-        When the term ends, the block is cancelled and raises LeadershipLostError.
+        When the term ends, the block is cancelled and raises LeadershipLostError. ValueError with `every` or `cron`.
         """
         if self._scope is not None:
             raise RuntimeError("this election is in use: create another one for another block")
+        if self.options.repeats:
+            raise ValueError("a block runs once in a term: use every and cron with as_leader, or election(…).run(work)")
         await self.prepare()
         self._scope = _Scope(self)
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Annotated, TypedDict
 
+from natty.config.cron import Cron
 from natty.config.options import Count, Range, Seconds, check_options, make_options
 from natty.kv.key_names import check_bucket
 
@@ -108,6 +109,12 @@ class ElectionSettings(TypedDict, total=False):
     """Called on the event loop with a node's name when it becomes the leader. Default None."""
     on_stop_overrun: Callable[[], None] | None
     """Called on the event loop when the work still runs after it was cancelled. Default None."""
+    every: float | None
+    """Seconds from the start of a run of the work to the start of the next, while leading. Default None: one run."""
+    cron: str | None
+    """When to run the work while leading: minute, hour, day, month, weekday. Default None."""
+    timezone: str
+    """Time zone of `cron`, such as "Europe/Berlin". Default "UTC"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +136,9 @@ class ElectionOptions:
     on_lost: Callable[[str], None] | None = None
     on_new_leader: Callable[[str], None] | None = None
     on_stop_overrun: Callable[[], None] | None = None
+    every: Seconds | None = None
+    cron: str | None = None
+    timezone: str = "UTC"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -151,6 +161,17 @@ class ElectionOptions:
         check_bucket(self.bucket)
         if not LEASE_KEY.fullmatch(self.lease_key):
             raise ValueError(f"{self.lease_key!r} is not a key: write letters, digits and - / _ = with dots between")
+        if self.cron is not None and self.every is not None:
+            raise ValueError(f"every={self.every:g} and cron={self.cron!r} exclude each other; give one of them")
+        if self.cron is None and self.timezone != "UTC":
+            raise ValueError(f"timezone={self.timezone!r} has no effect without cron")
+        if self.cron is not None:
+            Cron(self.cron, self.timezone)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the work runs again and again while this node leads."""
+        return self.every is not None or self.cron is not None
 
     @property
     def rules(self) -> Rules:

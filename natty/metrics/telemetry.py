@@ -68,6 +68,12 @@ TOTALS = (
     _Total("natty_group_cut_short", "Handlers stopped before their lease ended.", GROUP, {"": "work.cut_short"}),
     _Total("natty_group_overran", "Handlers still running after their lease ended.", GROUP, {"": "work.overran"}),
     _Total("natty_leader_terms", "Times that this node was elected.", ELECTION, {"": "elected"}),
+    _Total(
+        "natty_leader_runs",
+        "Runs of the work that a leader repeats.",
+        ELECTION,
+        {"succeeded": "succeeded", "failed": "failed"},
+    ),
 )
 NOW = (
     _Now("natty_pull_stalled", "Pulls that have received nothing for two heartbeats.", PULL, lambda p: p.stalled),

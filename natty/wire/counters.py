@@ -26,7 +26,7 @@ PULL = Kind(
 )
 HANDLER = Kind(("stream", "consumer"), ("handled", "failed", "retried", "buried"))
 PUBLISHER = Kind(("stream",), ("stored", "failed", "duplicates"))
-ELECTION = Kind(("election",), ("elected",))
+ELECTION = Kind(("election",), ("elected", "succeeded", "failed"))
 GROUP = Kind(
     ("stream", "group", "member"),
     ("rebalances", "handed_over", "lost", "hand_over_seconds", "work.cut_short", "work.overran"),

@@ -1,12 +1,17 @@
 """Each program of examples/ runs as a process of its own, with mutual TLS to a real server, and does what it says."""
 
+import json
 import signal
 import sys
+import time
 from pathlib import Path
 from threading import Timer
 
 import pytest
+from electing import vacated
 from patient import PATIENCE
+
+from natty.elections.work_loop import LAST_RUN
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SAYS = {
@@ -23,7 +28,7 @@ LONG = {"spark_source": [pytest.mark.spark, pytest.mark.long]}
 
 
 def test_every_example_is_run():
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*SAYS, "nightly"])
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, [])) for name in SAYS])
@@ -41,3 +46,41 @@ def test_an_example_does_what_it_says(name, shell):
     assert (done.status, missing) == (0, []), done.err
     assert "Traceback" not in done.err
     assert done.out.splitlines()[-1] == "stopped"
+
+
+def test_the_nightly_report_runs_on_one_node_and_a_missed_night_is_made_up_for_once(shell, served):
+    async def miss(natty):
+        """Keep that the last report was that of a night in 1970."""
+        await vacated(natty, "example-nightly")
+        async with natty.leader("example-nightly", lease=600.0) as term:
+            await term.commit(LAST_RUN, b'{"slot": 0, "node": "nobody"}')
+
+    async def kept(natty):
+        """Return the night of the last report, and the token under which it was written or read."""
+        last = await natty.election("example-nightly").last_commit(LAST_RUN)
+        return json.loads(last.data)["slot"], int(last.headers["Natty-Token"][0])
+
+    def wait_for(condition):
+        for _ in range(int(PATIENCE * 10)):
+            if condition(*served(kept)):
+                return served(kept)
+            time.sleep(0.1)
+        raise AssertionError(served(kept))
+
+    def start():
+        return shell.execute([sys.executable, "-u", EXAMPLES / "nightly.py"], PYTHONPATH=str(EXAMPLES.parent))
+
+    served(miss)
+    first = start()
+    patience = Timer(2 * PATIENCE, first.kill)
+    patience.start()
+    assert first.stdout.readline().startswith("the report of the night, by ")
+    patience.cancel()
+    night, token = wait_for(lambda slot, token: slot > 0)
+    second = start()
+    first.kill()
+    assert shell.finish(first).out == ""
+    wait_for(lambda slot, newer: newer > token)  # the second one leads, and has read that nothing was missed
+    second.kill()
+    assert shell.finish(second).out == ""
+    assert served(kept)[0] == night

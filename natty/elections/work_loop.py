@@ -1,0 +1,235 @@
+"""The leader's loop: calls the work again and again while its node leads, by an interval or a cron expression."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import msgspec
+
+from natty.config.cron import Cron
+from natty.config.units import clock, show_duration
+from natty.elections.candidate import Candidate
+from natty.elections.options import ElectionOptions
+from natty.elections.term import Term
+from natty.errors import BadRecordError, LeadershipLostError, NattyError, StaleTokenError
+from natty.kv.json_records import Text, UnixTime, decode
+
+log = logging.getLogger("natty.leader")
+
+LAST_RUN = "natty_last_run"  # the commit that keeps the last success of a cron expression
+LOOK = 1.0  # seconds between two looks at the clocks: one may be set, or the machine may sleep
+FIRST_PAUSE = 1.0  # seconds after a failed run; doubles with each further one
+LONGEST_PAUSE = 60.0  # seconds, or `every` if that is longer
+LONGEST_CRON_PAUSE = 3600.0  # seconds; the next time of the expression may end it earlier
+SET_BACK = 3 * 3600.0  # seconds: a clock that is set back by more was wrong before, as in Debian's cron
+
+
+class LastRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of the cron expression for which the work last succeeded, in Unix time, and the node that ran it."""
+
+    slot: UnixTime
+    node: Text
+
+
+class Interval:
+    """`every`: the work is due when a term begins, and then `every` seconds after the last run began."""
+
+    def __init__(self, every: float) -> None:
+        self.first_pause, self.longest_pause = min(FIRST_PAUSE, every), max(LONGEST_PAUSE, every)
+        self._every = every
+        self._due = -math.inf
+
+    def begin_term(self) -> None:
+        """Make the work due at once."""
+        self._due = -math.inf
+
+    def wait(self, now: float, wall: float) -> float:
+        """Return the seconds until the work is due; not above 0 if it is."""
+        return self._due - now
+
+    def begin(self, now: float, wall: float) -> None:
+        """Note that a run begins."""
+        self._due = now + self._every
+
+    def fail(self, pause: float, wall: float) -> float:
+        """Make the work due again; return the seconds to pause before."""
+        self._due = -math.inf
+        return pause
+
+
+class Timetable:
+    """`cron`: the work is due when a time of the expression has passed since that of the last success.
+
+    Any number of missed times counts as one. `done` is the time of the last success, None while it is not known.
+    """
+
+    first_pause, longest_pause = FIRST_PAUSE, LONGEST_CRON_PAUSE
+
+    def __init__(self, cron: Cron) -> None:
+        self.done: float | None = None
+        self.slot = 0.0  # that of the run that began last
+        self._cron = cron
+
+    def begin_term(self) -> None:
+        """Forget the last success: another node may have run the work since."""
+        self.done = None
+
+    def last(self, wall: float) -> float:
+        """Return the last time of the expression, in Unix time; 0 if there is none."""
+        return max(0.0, self._cron.last(wall))
+
+    def wait(self, now: float, wall: float) -> float:
+        """Return the seconds until the work is due; not above 0 if it is."""
+        assert self.done is not None, "a term begins by reading it"
+        last = self.last(wall)
+        if self.done > wall + SET_BACK:
+            text = "the work last succeeded for %s, which is hours ahead of this node's clock: continuing from now"
+            log.warning(text, datetime.fromtimestamp(self.done, UTC).isoformat(), extra={"action": "clock_set_back"})
+            self.done = last
+        if last <= self.done:
+            return self._cron.next(max(wall, self.done)) - wall
+        return 0.0
+
+    def begin(self, now: float, wall: float) -> None:
+        """Note that a run begins, for the last time of the expression."""
+        self.slot = self.last(wall)
+
+    def fail(self, pause: float, wall: float) -> float:
+        """Leave the work due; return the seconds to pause before, not beyond the next time of the expression."""
+        return min(pause, self._cron.next(wall) - wall)
+
+
+class WorkLoop:
+    """Calls the work again and again while its node leads. Runs never overlap, and missed ones do not add up.
+
+    **every**: a term begins with a run; from then on, a run begins `every` seconds after the one before began, or at
+    once after it ended if it took longer.
+
+    **cron**: a run begins at each time of the expression, by this node's clock. The time of the last success is kept
+    by a fenced commit. If a time was missed (no node led, the leader died or lost its office in the middle, the run
+    failed or took too long), the work runs once, as soon as a node can. The first leader of all begins with the next
+    time of the expression.
+
+    A run that raises has failed: it is logged and counted, and runs again after a pause. The pause is 1 s (or `every`,
+    if that is shorter), and doubles with each failure in a row up to 60 s (or `every`, if that is longer), with cron
+    up to an hour or the next time. A run that was told to stop has neither succeeded nor failed, even if it returns:
+    the next leader repeats it. So the work must be able to run twice for the same time.
+    """
+
+    def __init__(self, candidate: Candidate, work: Callable[[Term], Awaitable[object]]) -> None:
+        self._candidate = candidate
+        self._work = work
+        self._timing = _timing_of(candidate.options)
+        self._in_a_row = 0  # failures
+        self._not_before = -math.inf  # the end of a pause, by `clock`
+
+    async def __call__(self, term: Term) -> NoReturn:
+        """Run the work under this term until it ends; ends by a cancellation or LeadershipLostError."""
+        self._timing.begin_term()
+        self._not_before = -math.inf
+        while True:
+            try:
+                await _sleep(lambda: self._not_before - clock())
+                await self._recall(term)
+                await _sleep(lambda: self._timing.wait(clock(), time.time()))
+                _raise_if_told_to_stop(term)
+                self._timing.begin(clock(), time.time())
+                await self._work(term)
+                _raise_if_told_to_stop(term)
+            except asyncio.CancelledError as error:  # ours, or one that the work has let out
+                _raise_if_told_to_stop(term)
+                self._note_failure(error)
+            except StaleTokenError:
+                raise
+            except Exception as error:
+                _raise_if_told_to_stop(term)
+                self._note_failure(error)
+            else:
+                await self._note_success(term)
+
+    async def _recall(self, term: Term) -> None:
+        """Read once in a term when the work last succeeded; the first leader of all notes that nothing was missed."""
+        timing = self._timing
+        if not isinstance(timing, Timetable) or timing.done is not None:
+            return
+        kept = await term.read(LAST_RUN)
+        try:
+            timing.done = decode(kept, LastRun).slot if kept is not None else None
+        except BadRecordError as error:
+            text = "the last success of %r can't be read, so no run counts as missed: %s"
+            log.warning(text, self._candidate.options.name, error, extra={"action": "bad_record"})
+        if timing.done is None:
+            now = timing.last(time.time())
+            await self._keep(term, now)
+            timing.done = now
+
+    async def _keep(self, term: Term, slot: float) -> None:
+        await term.commit(LAST_RUN, msgspec.json.encode(LastRun(slot=slot, node=term.node)))
+
+    async def _note_success(self, term: Term) -> None:
+        timing = self._timing
+        self._candidate.succeeded += 1
+        if self._in_a_row:
+            log.info("the work of %r succeeds again", self._candidate.options.name, extra={"action": "run_succeeded"})
+        self._in_a_row = 0
+        if not isinstance(timing, Timetable):
+            return
+        timing.done = timing.slot
+        try:
+            await self._keep(term, timing.slot)
+        except LeadershipLostError:
+            raise
+        except Exception as error:
+            text = "the work of %r succeeded, but that could not be kept: another leader would run it again: %s"
+            unknown = not isinstance(error, NattyError)
+            log.error(text, self._candidate.options.name, error, exc_info=unknown, extra={"action": "run_not_kept"})
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Log and count a failed run, and set when the next one may begin."""
+        self._candidate.failed += 1
+        self._in_a_row += 1
+        timing = self._timing
+        pause = min(timing.longest_pause, timing.first_pause * 2.0 ** min(self._in_a_row - 1, 64))
+        pause = timing.fail(pause, time.time())
+        times = "once" if self._in_a_row == 1 else f"{self._in_a_row} times in a row"
+        known = isinstance(error, NattyError)  # its text is a sentence
+        text = "the work of %r failed %s, and runs again in %s: %s"
+        name, extra = self._candidate.options.name, {"action": "run_failed"}
+        said = error if known else repr(error)
+        log.error(text, name, times, show_duration(pause), said, exc_info=None if known else error, extra=extra)
+        self._not_before = clock() + pause
+
+
+def _timing_of(options: ElectionOptions) -> Interval | Timetable:
+    if options.cron is not None:
+        return Timetable(Cron(options.cron, options.timezone))
+    assert options.every is not None, "no work is repeated without it"
+    return Interval(options.every)
+
+
+async def _sleep(rest: Callable[[], float]) -> None:
+    """Sleep until nothing is left of `rest`, and look again every second."""
+    await asyncio.sleep(0)  # work that never waits must not keep the event loop for itself
+    while True:
+        left = rest()
+        if left <= 0:
+            return
+        await asyncio.sleep(min(left, LOOK))
+
+
+def _raise_if_told_to_stop(term: Term) -> None:
+    """Raise CancelledError if the term is over or ends, or the work was cancelled, even if it has swallowed that."""
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(LeadershipLostError):
+        term.check()
+        if not task.cancelling():
+            return
+    raise asyncio.CancelledError

@@ -1,0 +1,161 @@
+"""`natty leader run --every` and `--cron`: programs that run again and again, as processes that are killed."""
+
+import json
+import signal
+import time
+
+import pytest
+from electing import vacated
+from patient import PATIENCE
+
+from natty.elections.work_loop import LAST_RUN
+
+BUCKET = "cli_loops"
+LEASE = 30.0  # seconds: no stall ends it
+YEARLY = "0 0 1 1 *"
+
+
+@pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
+def name(served, natty_name):
+    return served(lambda natty: vacated(natty, natty_name("job"), BUCKET))
+
+
+@pytest.fixture
+def missed(served, name):
+    """Keep that the work last succeeded in 1970: each time of an expression since then was missed."""
+
+    async def keep(natty):
+        async with natty.leader(name, bucket=BUCKET, lease=LEASE) as term:
+            await term.commit(LAST_RUN, b'{"slot": 0, "node": "nobody"}')
+
+    served(keep)
+
+
+def lead(shell, name, *options, script, node="one", lease=LEASE):
+    given = ["--bucket", BUCKET, "--lease", str(lease), "--node-name", node, *options]
+    return shell.start("natty", "leader", "run", name, *given, "--", "sh", "-c", script, PYTHONUNBUFFERED="1")
+
+
+def until(condition, within=PATIENCE + LEASE):
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def lines(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def kept(served, name):
+    """Return the time of the last success that is kept, and the node that ran the work."""
+
+    async def read(natty):
+        last = await natty.election(name, bucket=BUCKET).last_commit(LAST_RUN)
+        found = json.loads(last.data)
+        return found["slot"], found["node"]
+
+    return served(read)
+
+
+def leads(shell, name, node):
+    return shell.natty("leader", "show", name, "--bucket", BUCKET).out == f"{node} leads {name}\n"
+
+
+def test_a_program_runs_again_and_again_and_a_failed_run_is_a_line_and_no_traceback(shell, name, tmp_path):
+    runs = tmp_path / "runs"
+    count = f"$(wc -l < {runs})"
+    script = f"echo $NATTY_TOKEN >> {runs}; [ {count} -gt 2 ] || exit 3; [ {count} -lt 5 ] || exec sleep 600"
+    leader = lead(shell, name, "--every", "50ms", script=script)
+    until(lambda: len(lines(runs)) == 5)
+    leader.send_signal(signal.SIGTERM)
+    done = shell.finish(leader)
+    assert done.status == 128 + signal.SIGTERM
+    assert len(set(lines(runs))) == 1  # one term
+    said = [line.partition("natty.leader: ")[2] for line in done.err.splitlines()]
+    assert said == [
+        f"the work of {name!r} failed once, and runs again in 50ms: sh exited with status 3",
+        f"the work of {name!r} failed 2 times in a row, and runs again in 100ms: sh exited with status 3",
+    ]
+
+
+def test_a_signal_between_two_runs_ends_it_and_the_next_node_leads_at_once(shell, name, tmp_path):
+    first = lead(shell, name, "--cron", YEARLY, script="exit 1", node="one")
+    until(lambda: leads(shell, name, "one"))
+    began = tmp_path / "began"
+    second = lead(
+        shell, name, "--every", "1h", script=f"trap 'exit 0' TERM; touch {began}; while :; do sleep 0.05; done"
+    )
+    first.send_signal(signal.SIGTERM)
+    assert shell.finish(first).status == 128 + signal.SIGTERM
+    until(began.exists)
+    second.send_signal(signal.SIGTERM)  # passed on: the last run's status is that of the command
+    done = shell.finish(second)
+    assert (done.status, "natty" in done.err) == (0, False), done.err
+
+
+@pytest.mark.long
+def test_a_node_that_is_killed_in_the_middle_of_a_run_is_made_up_for_once(shell, served, name, missed, tmp_path):
+    runs, go_on = tmp_path / "runs", tmp_path / "go_on"
+    script = f"echo begin >> {runs}; test -e {go_on} || exec sleep 600; echo end >> {runs}"
+    first = lead(shell, name, "--cron", YEARLY, script=script, node="one", lease=3.0)
+    until(lambda: lines(runs))
+    second = lead(shell, name, "--cron", YEARLY, script=script, node="two", lease=3.0)
+    first.kill()
+    shell.finish(first)
+    go_on.touch()
+    until(lambda: lines(runs)[-1] == "end")
+    until(lambda: kept(served, name)[0] > 0)
+    assert kept(served, name)[1] == "two"
+    assert lines(runs).count("end") == 1
+    second.send_signal(signal.SIGTERM)
+    shell.finish(second)
+    third = lead(shell, name, "--cron", YEARLY, script=script, node="three", lease=3.0)
+    until(lambda: leads(shell, name, "three"))
+    time.sleep(1.0)  # it would begin at once
+    third.send_signal(signal.SIGTERM)
+    assert shell.finish(third).status == 128 + signal.SIGTERM
+    assert lines(runs).count("end") == 1
+
+
+def test_a_leader_that_is_asked_to_step_down_stops_its_program_and_stays_a_candidate(
+    shell, served, name, missed, tmp_path
+):
+    runs = tmp_path / "runs"
+    first = lead(shell, name, "--cron", YEARLY, script=f"echo one >> {runs}; exec sleep 600", node="one")
+    until(lambda: lines(runs) == ["one"])
+    second = lead(shell, name, "--cron", YEARLY, script=f"echo two >> {runs}", node="two")
+    until(lambda: shell.natty("leader", "step-down", name, "--bucket", BUCKET, "--to", "two").status == 0)
+    until(lambda: lines(runs) == ["one", "two"])
+    until(lambda: kept(served, name)[1] == "two")
+    assert first.poll() is None
+    for process in (second, first):
+        process.send_signal(signal.SIGTERM)
+    done = shell.finish(first)
+    assert done.status == 128 + signal.SIGTERM
+    assert done.err == f"natty: sh was stopped: one does not lead '{name}' any more; it stays a candidate\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--every", "5m", "--cron", YEARLY], 1, "natty: every=300 and cron='0 0 1 1 *' exclude each other; give one"),
+        (["--cron", "@daily"], 1, "natty: '@daily' is not a cron expression (minute hour day month weekday)"),
+        (["--cron", YEARLY, "--timezone", "Mars"], 1, "natty: there is no time zone 'Mars' here; write one such as"),
+        (["--timezone", "Europe/Berlin"], 1, "natty: timezone='Europe/Berlin' has no effect without cron"),
+        (["--every", "soon"], 2, "'soon' is not a duration; write 30s, 1h30m or 7d"),
+    ],
+)
+def test_bad_options_are_told_in_a_sentence(shell, name, options, status, said):
+    refused = shell.natty("leader", "run", name, "--bucket", BUCKET, *options, "--", "true")
+    assert (refused.status, said in refused.err, "Traceback" in refused.err) == (status, True, False), refused.err
+
+
+def test_a_program_that_does_not_exist_makes_no_candidate_that_repeats_it(shell, name):
+    refused = shell.natty("leader", "run", name, "--bucket", BUCKET, "--every", "5m", "--", "no-such-program")
+    assert (refused.status, refused.complaint) == (1, "natty: there is no program no-such-program")
