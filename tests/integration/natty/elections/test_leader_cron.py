@@ -131,6 +131,22 @@ async def test_a_run_that_is_cut_short_is_repeated_by_the_next_leader(nats_serve
     assert (cut.returned, whole.at) == (0, [THREE])
 
 
+async def test_a_leader_that_leads_again_does_not_repeat_what_another_has_run_meanwhile(nats_server, natty, name, wall):
+    ours, theirs = Runs(wall), Runs(wall)
+    async with Node(natty, name, ours, node_name="one") as one:
+        await one.keeps(THREE - DAY)
+        async with Natty(**nats_server.connect_options(), **PATIENT) as other:
+            one.election.transfer("two")
+            async with Node(other, name, theirs, node_name="two") as two:
+                wall.now = THREE
+                await two.keeps(THREE)
+                two.election.transfer("one")
+                await until(one.election.is_leader)
+                wall.now = THREE + DAY
+                await one.keeps(THREE + DAY)
+    assert (theirs.at, ours.at) == ([THREE], [THREE + DAY])
+
+
 async def test_a_failed_run_is_repeated_until_it_succeeds(natty, name, wall, monkeypatch):
     monkeypatch.setattr(work_loop.Timetable, "first_pause", 0.001)
     work = Runs(wall, RuntimeError("one"), RuntimeError("two"))

@@ -62,6 +62,7 @@ async def test_an_error_is_logged_and_counted_and_the_node_stays_in_office(natty
     work, waiting, seen = Runs(RuntimeError("boom"), ValueError("bad")), Runs(), []
     one = natty.election(name, lease=LONG, every=0.001, node_name="one", **BUCKET)
     running(one.run(work))
+    await until(lambda: work.terms)
     two = other.election(name, lease=LONG, every=0.001, on_new_leader=seen.append, **BUCKET)
     running(two.run(waiting))
     await until(lambda: work.returned >= 3 and seen)
@@ -126,15 +127,26 @@ async def test_the_next_run_waits_for_the_interval(natty, name, running, monkeyp
 
 
 async def test_work_that_never_waits_leaves_the_event_loop_to_others(natty, name, running):
-    begun = asyncio.Event()
+    runs = turns = 0
+    done = asyncio.Event()
 
     async def work(term):
-        begun.set()
+        nonlocal runs
+        runs += 1
+        if runs == 1000:
+            done.set()
+            await asyncio.Event().wait()
 
-    campaign = running(natty.election(name, lease=LONG, every=1e-9, **BUCKET).run(work))
-    await until(begun.is_set)
-    await natty.jetstream.request("INFO")
-    assert not campaign.done()
+    async def others():
+        nonlocal turns
+        while not done.is_set():
+            turns += runs > 0
+            await asyncio.sleep(0)
+
+    running(natty.election(name, lease=LONG, every=1e-9, **BUCKET).run(work))
+    running(others())
+    await until(done.is_set)
+    assert turns >= 900
 
 
 async def test_a_plain_function_is_repeated_in_threads(natty, name, running):

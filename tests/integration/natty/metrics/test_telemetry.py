@@ -11,6 +11,7 @@ from patient import NEVER, PATIENCE, PATIENT
 from prometheus_client.parser import text_string_to_metric_families
 
 from natty import ConfigError, Natty
+from natty.elections import work_loop
 from natty.metrics import http, telemetry
 from natty.metrics.http import serve_pages
 from natty.metrics.pages import Answer
@@ -298,6 +299,25 @@ async def test_the_leader_is_shown_while_it_leads(natty, natty_name):
     assert repr(natty.connection.observed) == "Observed(0 parts)"
     assert after["natty_leader", name] == 0
     assert after["natty_leader_terms_total", name] == 1
+
+
+async def test_the_runs_of_repeated_work_are_counted_and_stay_counted(natty, natty_name, monkeypatch, running):
+    monkeypatch.setattr(work_loop, "FIRST_PAUSE", 0.001)
+    name, runs = await vacated(natty, natty_name("loop")), []
+
+    async def work(term):
+        runs.append(term)
+        if len(runs) == 1:
+            raise RuntimeError("the first fails")
+
+    async with telemetry.serve(natty, ANY) as port:
+        campaign = running(natty.election(name, lease=LONG, every=NEVER).run(work))
+        await until(lambda: asyncio.sleep(0, len(runs) == 2))
+        campaign.cancel()
+        await asyncio.gather(campaign, return_exceptions=True)
+        shown = await figures(port)
+    assert shown["natty_leader_runs_total", name, "failed"] == 1
+    assert shown["natty_leader_runs_total", name, "succeeded"] == 1
 
 
 async def test_readiness_and_metrics_tell_a_stall_and_its_end(natty_proxy, natty, natty_name):
