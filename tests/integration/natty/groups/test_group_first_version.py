@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+from command_line import settings_of
 from consuming import until
 from go_groups import ELASTIC, STATIC, Go
 from group_members import LONG, QUICK, Notes, consumer, has_state, partitioned, publish
@@ -197,6 +201,36 @@ async def test_an_interrupted_conversion_of_a_static_group_is_completed_by_the_n
             await notes.have(16)
         assert m1.state == "active"
     check_continued(group, [], notes)
+
+
+@pytest.mark.long
+async def test_a_conversion_that_is_killed_is_completed_by_the_next_with_no_position_lost(
+    natty, go, nats_server, natty_name, tmp_path
+):
+    stream, members = natty_name("FIRST"), [f"m{number}" for number in range(40)]
+    await natty.create_stream(stream, **partitioned(stream, 40))
+    await go.make_bucket(STATIC)
+    await go.put(STATIC, f"{stream}.g", json.dumps({"max_members": 40, "filter": ">", "members": members}).encode())
+    group = natty.static_group(stream, "g")
+    record = await group.read()
+    for member in members:
+        filters = record.filters_of(member)
+        await go.make_first_consumer(stream, f"g-{member}", member, filters, ack_wait=60, durable=True)
+    before = {member: await consumer(natty, group, member) for member in members}
+    converted = asyncio.Event()
+    natty.connection.subscribe(f"$JS.API.CONSUMER.CREATE.{stream}.>", lambda _: converted.set())
+    command = [sys.executable, "-m", "natty", "group", "static", "upgrade", stream, "g"]
+    environment = {**os.environ, **settings_of(nats_server.connect_options(), tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        async with asyncio.timeout(PATIENCE):
+            await converted.wait()
+        process.kill()
+    left = [one.name for one in await group.members() if one.outdated]
+    assert await group.upgrade() == [f"consumer g-{member}" for member in left]
+    for member, state in before.items():
+        after = await consumer(natty, group, member)
+        assert after["config"] == state["config"] | {"priority_groups": ["PCG"]}
+        assert (after["created"], after["delivered"]) == (state["created"], state["delivered"])
 
 
 async def test_a_static_member_tells_how_to_convert_a_consumer_of_0_1_and_leaves_it(natty, go, notes, natty_name):
