@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         LetterBox as LetterBox,
         LetterFilter as LetterFilter,
         LetterNotFoundError as LetterNotFoundError,
+        TerminatedError as TerminatedError,
     )
     from natty.consuming.handler import Handler as Handler, HandlerTimeoutError as HandlerTimeoutError
     from natty.consuming.messaging import (
@@ -25,6 +26,11 @@ if TYPE_CHECKING:  # `X as X` exports a name
         Responder as Responder,
     )
     from natty.consuming.options import ConsumeOptions as ConsumeOptions, ConsumeSettings as ConsumeSettings
+    from natty.consuming.reports import (
+        HandlerCancelledError as HandlerCancelledError,
+        NextStep as NextStep,
+        OnError as OnError,
+    )
     from natty.elections import (
         Election as Election,
         ElectionOptions as ElectionOptions,
@@ -117,10 +123,11 @@ else:  # the same names, each imported when it is first used (PEP 562)
         "natty.consuming.consume": "Consumption",
         "natty.consuming.dead_letters": """
             BadAdvisoryError BadLetterError DeadLetterOptions DeadLetters Letter LetterBox LetterFilter
-            LetterNotFoundError
+            LetterNotFoundError TerminatedError
         """,
         "natty.consuming.messaging": "CoreMessage CoreSubscription Responder",
         "natty.consuming.options": "ConsumeOptions ConsumeSettings",
+        "natty.consuming.reports": "HandlerCancelledError NextStep OnError",
         "natty.elections": "Election ElectionOptions ElectionSettings Leadership Term",
         "natty.errors": """
             AuthorizationError BadGroupError BadRecordError BadSubjectError BucketNotFoundError ConfigError

@@ -38,7 +38,7 @@ class Consumption(RunsAsTask):
     If the handler returns, the message is acked, unless the handler settled it. If the handler raises, the message is
     delivered again after the next delay of `retries`; after the last one, or at once if its body does not fit the
     handler's annotation, it becomes a dead letter and is terminated. `handled`, `failed`, `retried`, `buried` and
-    `redelivered` count messages; a batch that fails counts each of its messages, and each is then tried alone.
+    `redelivered` count messages, and `counts` has the other counts; a batch that fails counts each of its messages, and each is then tried alone.
     With `ordered_by` a message that failed keeps its place: this process tries it again, later messages of its key
     wait, and all of them count against `max_messages`. `message.deliveries` does not count these retries. The order
     holds within one process: use groups to spread keys over several.
@@ -57,6 +57,8 @@ class Consumption(RunsAsTask):
         self._jetstream, self._stream, self._durable = jetstream, stream, durable
         self._consumer: ConsumerConfig = consumer or {}
         self._has_handler = handler is not None
+        if options.on_error is not None and handler is None:
+            raise TypeError("on_error reports errors of a handler: pass a handler, or catch errors in your own loop")
         self.ready = asyncio.Event()  # `run` is connected, and has the consumer
         self._pull = Pull(
             jetstream,
@@ -75,7 +77,7 @@ class Consumption(RunsAsTask):
 
     def __repr__(self) -> str:
         work = self._work
-        counts = f"{work.waiting} waiting, {work.handled} handled, {work.failed} failed, {work.buried} buried"
+        counts = f"{work.waiting} waiting, {work.handled} handled, {work.failures.failed} failed, {work.failures.buried} buried"
         return f"Consumption({self._pull!r}, {counts})"
 
     @property
@@ -86,17 +88,28 @@ class Consumption(RunsAsTask):
     @property
     def failed(self) -> int:
         """Number of failures: a message counts each time that the handler fails with it."""
-        return self._work.failed
+        return self._work.failures.failed
 
     @property
     def retried(self) -> int:
         """Number of retries, including those that are still due."""
-        return self._work.retried
+        return self._work.failures.retried
 
     @property
     def buried(self) -> int:
         """Number of messages that became dead letters."""
-        return self._work.buried
+        return self._work.failures.buried
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All counts of messages: `handled`, `failed`, `retried`, `buried`, and
+
+        `timed_out`, `undecodable`: failures by the handler's time limit, and by a body that does not fit its
+        annotation. `given_up`: dead letters of messages that a handler terminated, or that the server gave up on
+        (`max_deliver`). `handed_back`: failed or stopped messages that the server delivers again at a time that it
+        decides. `unreported`: errors that `on_error` failed to take.
+        """
+        return self._work.counts
 
     @property
     def redelivered(self) -> int:
@@ -185,12 +198,12 @@ class Consumption(RunsAsTask):
             asyncio.create_task(keep_up(f"looking for forgotten messages of {self!r}", mender.run)),
         ]
         observed = self._jetstream.connection.observed
-        observed.add(self, HANDLER, self._stream, self._durable)
+        observed.add(self._work, HANDLER, self._stream, self._durable)
         try:
             with stop_on_signals(self.stop) if self.options.signals else nullcontext():
                 yield
         finally:
-            observed.retire(self)
+            observed.retire(self._work)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

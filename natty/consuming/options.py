@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from natty.config.options import Count, CountOrZero, Seconds, SecondsOrZero, check_options
 from natty.consuming.dead_letters import DeadLetterOptions
+from natty.consuming.reports import OnError, check_on_error
 from natty.pulling.requests import PullOptions
 from natty.wire.message import Message
 
@@ -32,6 +33,8 @@ class ConsumeSettings(TypedDict, total=False):
     """Seconds that one call of the handler may take; then it is cancelled and has failed. Default None."""
     dead_letters: bool | DeadLetterOptions
     """Where messages go after the last retry; False: the last retry repeats. Default True."""
+    on_error: OnError | None
+    """Called with each message that failed, the error, and what happens next. Default None."""
     batch: int
     """Call the handler with a list of up to this many messages; 0: with single messages. Default 0."""
     batch_wait: float
@@ -57,6 +60,7 @@ class WorkOptions:
     retries: Sequence[SecondsOrZero] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
     timeout: Seconds | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
     dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
+    on_error: OnError | None = None  # called with each message that failed, the error, and what happens next
     batch: CountOrZero = (
         0  # call the handler with a list of up to this many messages; with `ordered_by`, messages of one key
     )
@@ -66,6 +70,7 @@ class WorkOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_on_error(self.on_error)
         if not (self.retries or self.dead_letters):
             raise ValueError("retries is empty; name at least one delay in seconds, or leave dead_letters on")
 

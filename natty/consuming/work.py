@@ -13,17 +13,18 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from contextvars import copy_context
-from functools import partial
+from dataclasses import replace
 from itertools import chain
 from typing import cast
 
-from natty.consuming.dead_letters import BURIED, DeadLetterOptions, DeadLetters
+from natty.consuming.dead_letters import DeadLetterOptions, DeadLetters
 from natty.consuming.dead_letters.box import RETRY_FOR
-from natty.consuming.dead_letters.letter import reason_of
-from natty.consuming.handler import BodyError, FromThreads, Handler, caller, is_async, takes_message, within
+from natty.consuming.failures import Failures
+from natty.consuming.handler import FromThreads, Handler, caller, is_async, takes_message, within
 from natty.consuming.lanes import Lanes, Turn
 from natty.consuming.options import WorkOptions, key_by
-from natty.errors import NattyError, NotConnectedError, StreamNotFoundError, ThreadsEndedError
+from natty.consuming.reports import NextStep, Reports
+from natty.errors import NotConnectedError, ThreadsEndedError
 from natty.jetstream import JetStream
 from natty.pulling.pull import Pull, size_of
 from natty.wire import tracing
@@ -32,12 +33,7 @@ from natty.wire.message import Message, RawMessage, Sender
 logger = logging.getLogger("natty.consume")
 
 SLICE = 0.005  # seconds that a worker runs before it yields to the event loop
-BURY_AGAIN_DELAY = 5.0  # seconds before a message that could not be buried is tried again, if `retries` is empty
 _RETRY_FOR = RETRY_FOR.encode()
-
-
-class TooManyDeliveriesError(NattyError):
-    """A message was delivered many times and never finished: its handler may end the process."""
 
 
 class Receipts:
@@ -137,8 +133,8 @@ class Work:
     It handles one lot of a key at a time, in stream order; a lot is one message, or up to `options.batch` of them.
     Workers are tasks that live while there are messages to take, so a handler that never waits needs no separate task.
     If a handler sets context variables, its worker is replaced, so that the next handler does not see them.
-    `handled`, `failed`, `retried` and `buried` count messages. Spans and threads are named after `name`, and dead
-    letters name `consumer`. `key` replaces `options.ordered_by`; `default_key` is for messages without a key. With
+    `handled` counts messages, and `failures` counts and reports errors. Spans and threads are named after `name`, and
+    dead letters name `consumer`. `key` replaces `options.ordered_by`; `default_key` is for messages without a key. With
     `counts_deliveries`, deliveries before this one count as tries.
     """
 
@@ -150,21 +146,21 @@ class Work:
         handler: Handler | None,
         options: WorkOptions,
         *,
-        make: Callable[[RawMessage, Sender], Message] = Message,
+        make: Callable[[RawMessage, Sender | None], Message] = Message,
         key: Callable[[Message], Hashable] | None = None,
         default_key: Callable[[Message], Hashable] | None = None,
         counts_deliveries: bool = True,
         on_fault: Callable[[BaseException], None] = lambda fault: None,
         log: logging.Logger = logger,
     ) -> None:
-        self.handled = self.failed = self.retried = self.buried = 0
+        self.handled = 0
         self.cut_short = 0  # messages whose handler was stopped in time, because our lease was ending
         self.overran = 0  # messages whose handler ran after our lease had ended: another client may have run it, too
         self.repeated = 0  # messages delivered again after their handler had succeeded: acknowledged, not handled
         self.fault: BaseException | None = None  # the exception that ended a worker: KeyboardInterrupt, SystemExit, …
         self.options, self.consumer = options, consumer
         self._sender: Sender = jetstream.connection
-        self._make, self._default_key, self._counts_deliveries = make, default_key, counts_deliveries
+        self._make, self._default_key = make, default_key
         self._key = key or (key_by(options.ordered_by) if options.ordered_by is not None else None)
         self._on_fault, self._log = on_fault, log
         self._batching = bool(options.batch and handler)
@@ -179,12 +175,17 @@ class Work:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._watching = AsyncExitStack()
-        self.letters: DeadLetters | None = None
+        letters: DeadLetters | None = None
+        if options.dead_letters and handler is not None:
+            named = options.dead_letters if isinstance(options.dead_letters, DeadLetterOptions) else None
+            letters = DeadLetters(jetstream, named)
+        reports = Reports(options.on_error, "/".join(name), options.concurrency, log)
+        self.failures = Failures(consumer, options, letters, reports, counts_deliveries=counts_deliveries, log=log)
         self._threads: ThreadPoolExecutor | None = None
         if handler is not None:
-            self._prepare(jetstream, name, handler)
+            self._prepare(name, handler)
 
-    def _prepare(self, jetstream: JetStream, name: tuple[str, str], handler: Handler) -> None:
+    def _prepare(self, name: tuple[str, str], handler: Handler) -> None:
         options, in_threads = self.options, not is_async(handler)
         if options.timeout is not None and in_threads:
             raise ValueError("a thread can't be cancelled: timeout is for handlers that are `async def`")
@@ -196,13 +197,20 @@ class Work:
         self._call = tracing.trace_process(call, *name)
         plain = self._call is call and options.timeout is None and not self._batching and takes_message(handler)
         self._direct = handler if plain and not in_threads else None
-        if options.dead_letters:
-            named = options.dead_letters if isinstance(options.dead_letters, DeadLetterOptions) else None
-            self.letters = DeadLetters(jetstream, named)
 
     def __repr__(self) -> str:
-        counts = f"{len(self._lanes)} waiting, {self.handled} handled, {self.failed} failed, {self.buried} buried"
-        return f"Work({counts})"
+        counts = f"{len(self._lanes)} waiting, {self.handled} handled, {self.failures.failed} failed"
+        return f"Work({counts}, {self.failures.buried} buried)"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All counts of messages, by name: see `Consumption.counts`."""
+        return {"handled": self.handled} | self.failures.counts
+
+    @property
+    def letters(self) -> DeadLetters | None:
+        """Where dead letters are stored, None if there are none."""
+        return self.failures.letters
 
     @property
     def waiting(self) -> int:
@@ -222,8 +230,12 @@ class Work:
 
         `advised` is the consumer, or `*` for all consumers of the stream. Errors as of `DeadLetters.watch`.
         """
+
+        async def note(raw: RawMessage, error: Exception, letter: int) -> None:
+            await self.failures.note_given_up(self._make(raw, None), error, letter)
+
         if self.letters is not None:
-            watch = self.letters.watch(stream, self.consumer, advised=advised, strip=strip)
+            watch = self.letters.watch(stream, self.consumer, advised=advised, strip=strip, on_letter=note)
             await self._watching.enter_async_context(watch)
 
     def iterate_held(self) -> Iterator[Delivery]:
@@ -363,6 +375,7 @@ class Work:
             await self.finish(timeout)
         finally:
             await self._watching.aclose()
+            await self.failures.reports.close()
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
 
@@ -384,7 +397,12 @@ class Work:
         self.wake()
 
     async def _take_and_handle(self) -> None:
-        loop, lanes, clean = asyncio.get_running_loop(), self._lanes, self._context
+        loop, lanes, clean, errors = (
+            asyncio.get_running_loop(),
+            self._lanes,
+            self._context,
+            self.failures.reports.waiting,
+        )
         concurrency, clock = self.options.concurrency, loop.time
         task = asyncio.current_task()
         assert task is not None
@@ -398,6 +416,8 @@ class Work:
                 await self._handle(turns, task)
             finally:
                 del self._running[task]
+            if errors:
+                await self.failures.reports.send()
             if copy_context() != clean:
                 return
             now = clock()
@@ -445,6 +465,7 @@ class Work:
                 await self._call([turn.message for turn in turns])
         except asyncio.CancelledError as error:
             if task.cancelling():
+                self._report_stop(turns, error, again=task in self._cut and not turns[0].stint.over)
                 raise
             await self._fail(turns, error)  # the handler awaited something that was cancelled
         except ThreadsEndedError:
@@ -513,49 +534,40 @@ class Work:
         else:
             self._lanes.again(turns)
 
+    def _report_stop(self, turns: list[Delivery], error: BaseException, *, again: bool) -> None:
+        """Report a handler that was stopped; `again`: it is called again here as soon as its stint allows it."""
+        step = NextStep(action="retry", delay=0.0) if again else NextStep(action="handed_back")
+        self.failures.report([turn.message for turn in turns if not turn.message.settled], error, step)
+
     async def _fail(self, turns: list[Delivery], error: BaseException) -> None:
         """Try each message again after its next delay; bury it after its last delay, or if it can never succeed."""
-        self.failed += len(turns)
-        left = []
-        for turn in turns:
-            if turn.message.settled:
-                text = "%r was settled by its handler, which then failed: %r"
-                self._log.warning(text, turn.message, error, extra={"action": "settled"})
-                turn.stint.receipts.finish(turn.message)
-            elif not turn.stint.lasts() or (self._is_hopeless(turn, error) and await self._bury(turn.message, error)):
-                turn.stint.receipts.finish(turn.message)
-            else:
-                left.append(turn)
-        if left and left[0].key is not None and not left[0].stint.over:
-            self._retry_here(left, error)
-            return
+        failures, handed_back = self.failures, NextStep(action="handed_back")
+        failures.count(len(turns), error)
+        steps = {
+            turn: await failures.decide(turn, error) if turn.message.settled or turn.stint.lasts() else handed_back
+            for turn in turns
+        }
+        left = [turn for turn, step in steps.items() if step.action == "retry"]
+        here = bool(left) and left[0].key is not None and not left[0].stint.over
         for turn in left:
-            if turn.key is None:
-                delay = self._delay(turn, error)
-                self._settle(turn.message, partial(turn.message.nak, delay))
-            else:  # the later messages of its key went to another client, which needs this one first
-                self._give_up([turn])
-            turn.stint.receipts.finish(turn.message)
-        self._lanes.finish(turns[0], self._now())
+            if turn.key is not None and not here:
+                self._give_up([turn])  # the later messages of its key went to another client, which needs this first
+                steps[turn] = handed_back
+                continue
+            delay = failures.delay(turn, error)
+            sent = here or failures.nak(turn.message, delay)
+            steps[turn] = replace(steps[turn], delay=delay) if sent else handed_back
+        for turn, step in steps.items():
+            failures.report([turn.message], error, step)
+            if not here or step.action != "retry":
+                turn.stint.receipts.finish(turn.message)
+        if here:
+            self._retry_here(left, steps[left[0]].delay or 0.0)
+        else:
+            self._lanes.finish(turns[0], self._now())
 
-    def _tries(self, turn: Delivery) -> int:
-        return (turn.message.deliveries if self._counts_deliveries else 1) + turn.retries
-
-    def _is_hopeless(self, turn: Delivery, error: BaseException) -> bool:
-        return isinstance(error, BodyError | TooManyDeliveriesError) or self._tries(turn) > len(self.options.retries)
-
-    def _delay(self, turn: Delivery, error: BaseException) -> float:
-        """Count and log a retry; return the seconds before it."""
-        retries = self.options.retries
-        delay = retries[min(self._tries(turn), len(retries)) - 1] if retries else BURY_AGAIN_DELAY
-        self._log.warning("%r failed; retry in %g s: %r", turn.message, delay, error, extra={"action": "retry"})
-        self.retried += 1
-        turn.retries += 1
-        return delay
-
-    def _retry_here(self, turns: list[Delivery], error: BaseException) -> None:
+    def _retry_here(self, turns: list[Delivery], delay: float) -> None:
         """Try the first again after its delay, then each of the others alone; later messages of their key wait."""
-        delay, *_ = [self._delay(turn, error) for turn in turns]
         self._lanes.put_behind(turns[0], turns[1:])
         self._later[turns[0]] = asyncio.get_running_loop().call_later(delay, self._retry, turns[0])
 
@@ -563,34 +575,6 @@ class Work:
         del self._later[turn]
         self._lanes.again([turn])
         self.wake()
-
-    async def _bury(self, message: Message, error: BaseException) -> bool:
-        """Make a dead letter of the message and terminate it; return whether that is done."""
-        if self.letters is None:
-            return False
-        reason = reason_of(error)
-        try:
-            try:
-                await self.letters.bury(message, consumer=self.consumer, reason=reason, error=error)
-            except StreamNotFoundError:  # the letters' stream was deleted meanwhile
-                await self.letters.ensure()
-                await self.letters.bury(message, consumer=self.consumer, reason=reason, error=error)
-        except Exception as refused:  # an unknown error must not stop the handling of other messages
-            text, unknown = "%r could not be stored as a dead letter; retrying: %s", not isinstance(refused, NattyError)
-            self._log.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
-            return False
-        self._log.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
-        self._settle(message, partial(message.term, BURIED))
-        self.buried += 1
-        return True
-
-    def _settle(self, message: Message, answer: Callable[[], object]) -> None:
-        """Settle a message at once, with `nak` or `term`."""
-        try:
-            answer()
-        except NotConnectedError:
-            text = "%r could not be settled: no connection; the server redelivers it after ack_wait"
-            self._log.warning(text, message)
 
 
 def _cancellations() -> int:

@@ -1,6 +1,6 @@
 """Partitioned consumer groups, compatible with synadia's pcgroups 0.2; groups of 0.1 can be converted."""
 
-from natty.consuming.work import TooManyDeliveriesError
+from natty.consuming.dead_letters import TooManyDeliveriesError
 from natty.groups.admin import GroupAdmin, MemberState, list_groups
 from natty.groups.elastic import Change, ElasticAdmin
 from natty.groups.group import ElasticGroup, StaticGroup

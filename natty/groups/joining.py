@@ -11,6 +11,7 @@ from typing import TypedDict
 from natty.config.options import Count, SecondsOrZero, ServerSeconds
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.options import OrderedBy, WorkOptions
+from natty.consuming.reports import OnError
 from natty.groups.settings import ACK_WAIT
 from natty.streams import ConsumerConfig
 from natty.streams.conversion import check_consumer_settings
@@ -56,6 +57,8 @@ class JoinSettings(TypedDict, total=False):
     """Seconds that one call of the handler may take; None: no limit. Default None."""
     dead_letters: bool | DeadLetterOptions
     """Where messages go after the last retry; False: the last retry repeats. Default True."""
+    on_error: OnError | None
+    """Called with each message that failed, the error, and what happens next. Default None."""
     batch: int
     """Call the handler with a list of up to this many messages of one key; 0: one message. Default 0."""
     batch_wait: float

@@ -92,13 +92,12 @@ class Membership:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts of the handlers' work: `handled`, `failed`, `retried`, `buried`, `repeated`, `cut_short`, `overran`.
+        """Counts of the handlers' work: those of `Consumption.counts`, and `repeated`, `cut_short` and `overran`.
 
         `overran` counts messages whose handlers were still running after our lease had ended. Another instance can have
         run the same key at the same time only if this process was paused for longer than the ack wait.
         """
-        names = ("handled", "failed", "retried", "buried", "repeated", "cut_short", "overran")
-        return {name: getattr(self.work, name) for name in names}
+        return self.work.counts | {name: getattr(self.work, name) for name in ("repeated", "cut_short", "overran")}
 
     async def __aenter__(self) -> Self:
         """Join. GroupNotFoundError if the group does not exist; errors of the dead letters' streams.

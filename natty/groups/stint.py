@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from natty.consuming.dead_letters import TooManyDeliveriesError
 from natty.consuming.handler import Handler
 from natty.consuming.options import key_by
-from natty.consuming.work import Delivery, Receipts, Stint, TooManyDeliveriesError, Work
+from natty.consuming.work import Delivery, Receipts, Stint, Work
 from natty.elections import clock
 from natty.groups.joining import PARTITION, JoinOptions
 from natty.groups.partitions import PartitionedMessage, token_of

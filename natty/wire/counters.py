@@ -24,7 +24,8 @@ PULL = Kind(
     ("stream", "consumer"),
     ("counts.delivered", "counts.delivered_bytes", "counts.redelivered", "counts.requests", "counts.renewals"),
 )
-HANDLER = Kind(("stream", "consumer"), ("handled", "failed", "retried", "buried"))
+FAILURES = ("failed", "timed_out", "undecodable", "retried", "buried", "given_up", "handed_back", "unreported")
+HANDLER = Kind(("stream", "consumer"), ("handled", *(f"failures.{count}" for count in FAILURES)))
 PUBLISHER = Kind(("stream",), ("stored", "failed", "duplicates"))
 ELECTION = Kind(("election",), ("elected", "succeeded", "failed"))
 GROUP = Kind(

@@ -343,5 +343,7 @@ class Message(Received):
     @property
     def _sender(self) -> Sender:
         if self._connection is None:
-            raise RuntimeError("this message can't be settled: messages of read() need no ack")
+            raise RuntimeError(
+                "this message can't be settled: natty read it from its stream, and messages of read() need no ack"
+            )
         return self._connection

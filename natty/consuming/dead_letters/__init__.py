@@ -1,6 +1,6 @@
 """Dead letters: messages that a consumer could not handle, kept in a separate stream until an operator decides."""
 
-from natty.consuming.dead_letters.advisory import BadAdvisoryError
+from natty.consuming.dead_letters.advisory import BadAdvisoryError, TerminatedError, TooManyDeliveriesError
 from natty.consuming.dead_letters.box import LetterBox, LetterNotFoundError, Retried
 from natty.consuming.dead_letters.bury import BURIED, DeadLetters
 from natty.consuming.dead_letters.letter import BadLetterError, Letter, LetterFilter
@@ -18,4 +18,6 @@ __all__ = [
     "LetterFilter",
     "LetterNotFoundError",
     "Retried",
+    "TerminatedError",
+    "TooManyDeliveriesError",
 ]

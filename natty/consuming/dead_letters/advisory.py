@@ -11,10 +11,21 @@ from natty.config.units import NANOSECONDS, parse_time
 from natty.consuming.dead_letters.letter import Original
 from natty.errors import NattyError
 from natty.jetstream import StoredMessage
+from natty.names import encode
+from natty.wire.ack import ack_subject
+from natty.wire.message import RawMessage
 
 RETRY_DELAY = 1.0  # seconds before the watch starts again; doubled for each try of the same advisory
 RETRY_DELAY_MAX = 300.0
 CLOCKS_APART = 60  # seconds at most between the clocks of two servers of a cluster
+
+
+class TooManyDeliveriesError(NattyError):
+    """A message was delivered many times and never finished: its handler may end the process."""
+
+
+class TerminatedError(NattyError):
+    """A message was terminated: its handler, or another client, called `term`."""
 
 
 class BadAdvisoryError(NattyError):
@@ -38,6 +49,18 @@ class Advisory(msgspec.Struct, frozen=True):
         if self.type.endswith(".terminated"):
             return f"terminated: {self.reason}" if self.reason else "terminated"
         return f"max deliveries: the server gave up after {self.deliveries}"
+
+    @property
+    def error(self) -> Exception:
+        """The same as an error."""
+        kind = TerminatedError if self.type.endswith(".terminated") else TooManyDeliveriesError
+        return kind(self.letter_reason)
+
+    def to_raw(self, subject: str, stored: StoredMessage | None) -> RawMessage:
+        """Return the message in the form of a delivered one; without payload if `stored` is None."""
+        time_ns, block, data = (parse_time(stored.time), stored.header_block, stored.data) if stored else (0, b"", b"")
+        reply = ack_subject(self.stream, self.consumer, self.stream_seq, time_ns, deliveries=self.deliveries)
+        return encode(subject), reply, block, data
 
     def is_about(self, stored: StoredMessage) -> bool:
         """Return whether this can be the message: not if its stream was deleted and created again meanwhile."""

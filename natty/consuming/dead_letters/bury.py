@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ from natty.pulling.ordered import Ordered, OrderedOptions
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions
 from natty.streams import ConsumerConfig, ensure_consumer
-from natty.wire.message import Batch, Message, encode_headers
+from natty.wire.message import Batch, Message, RawMessage, encode_headers
 
 logger = logging.getLogger("natty.deadletter")
 
@@ -41,6 +41,8 @@ BURIED = "natty: buried"
 """The reason for `term` after `bury`: `watch` ignores the advisory with this reason, so there is no second letter."""
 EXACT_WITHIN = 5.0  # seconds that it may take to read a subject that is not UTF-8
 ALL = "*"  # all consumers of a stream
+OnLetter = Callable[[RawMessage, Exception, int], Awaitable[None]]
+"""Gets a message that the server gave up on, the reason as an error, and the sequence of its letter."""
 _TRIES = 3  # of a conditional write that conflicts with another one
 
 
@@ -74,16 +76,17 @@ class DeadLetters:
         return await self.store(Original.of(message), check_name("consumer", consumer), reason, error)
 
     def watch(
-        self, stream: str, consumer: str, *, advised: str = "", strip: int = 0
+        self, stream: str, consumer: str, *, advised: str = "", strip: int = 0, on_letter: OnLetter | None = None
     ) -> AbstractAsyncContextManager[None]:
         """Return a context that, while open, buries messages that the server gave up on for this consumer.
 
         These are messages delivered `max_deliver` times, and terminated ones. Advisories wait in their stream while no
         process watches. Several processes may watch the same consumer: each advisory goes to one of them.
         With `advised`, it watches that consumer, or all of the stream with `*`, and the letters name `consumer`;
-        `strip` is the number of tokens that a group's stream has put before each subject.
+        `strip` is the number of tokens that a group's stream has put before each subject. `on_letter` is awaited for
+        each letter that this watch has stored.
         """
-        return Watch(self._jetstream, self, stream, consumer, advised, strip).open()
+        return Watch(self._jetstream, self, stream, consumer, advised, strip, on_letter).open()
 
     async def find_letter(self, stream: str, sequence: int, consumer: str) -> int | None:
         """Return the sequence of the last letter about this message, None if there is none."""
@@ -138,9 +141,16 @@ class Watch:
     """
 
     def __init__(
-        self, jetstream: JetStream, letters: DeadLetters, stream: str, consumer: str, advised: str = "", strip: int = 0
+        self,
+        jetstream: JetStream,
+        letters: DeadLetters,
+        stream: str,
+        consumer: str,
+        advised: str = "",
+        strip: int = 0,
+        on_letter: OnLetter | None = None,
     ) -> None:
-        self.strip = strip
+        self.strip, self._on_letter = strip, on_letter
         self.stream, self.consumer = check_name("stream", stream), check_name("consumer", consumer)
         self.advised = ALL if advised == ALL else check_name("consumer", advised or consumer)
         self.durable = durable_of(stream, self.advised, consumer if advised == ALL else "")
@@ -196,8 +206,10 @@ class Watch:
     async def _settle(self, message: Message) -> None:
         """Acknowledge the advisory when the letter is durable; otherwise the server delivers it again."""
         try:
-            await self._bury(read_advisory(message.data))
+            letter = await self._bury(read_advisory(message.data))
             message.ack()
+            if letter is not None and self._on_letter is not None:
+                await self._on_letter(*letter)
         except NotConnectedError as error:
             logger.info("%r: an advisory is processed again later: %s", self, error)
         except BadAdvisoryError as error:
@@ -209,18 +221,20 @@ class Watch:
             logger.warning(text, self, delay, error, exc_info=not known)
             message.nak(delay)
 
-    async def _bury(self, advisory: Advisory) -> None:
+    async def _bury(self, advisory: Advisory) -> tuple[RawMessage, Exception, int] | None:
+        """Store a letter; return the message, why it was given up, and the letter. None if no letter is needed."""
         if advisory.stream != self.stream or self.advised not in (ALL, advisory.consumer):
             raise BadAdvisoryError(f"it names consumer {advisory.consumer!r} of stream {advisory.stream!r}")
         if advisory.reason == BURIED:
-            return
+            return None
         stored = await self._find(advisory)
         if stored is None and await self._letters.find_letter(self.stream, advisory.stream_seq, self.consumer):
-            return  # buried with its payload before it was terminated
+            return None  # buried with its payload before it was terminated
         original = advisory.original(stored)
         if REPLACED in original.subject:
             exact = await self._exact_subject(original.sequence)
             original = replace(original, subject=exact or original.subject, subject_known=bool(exact))
+        raw = advisory.to_raw(original.subject, stored)
         original = replace(original, subject=original.subject.split(".", self.strip)[-1])
         sequence = await self._letters.store(original, self.consumer, advisory.letter_reason)
         what = "" if stored else ", without its payload: the stream no longer has it"
@@ -229,6 +243,7 @@ class Watch:
             advisory.stream_seq, advisory.stream, sequence, what, advisory.letter_reason,
             extra={"action": "dead letter"},
         )  # fmt: skip
+        return raw, advisory.error, sequence
 
     async def _find(self, advisory: Advisory) -> StoredMessage | None:
         """Return the message that the server gave up on, None if its stream no longer has it."""

@@ -115,7 +115,7 @@ async def test_a_message_whose_key_can_not_be_told_fails_and_its_batch_does_not(
 
     work, stint, sent = engine(handle, batch=2, batch_wait=0.0, ordered_by=key, retries=(1000.0,))
     work.add(stint, [raw(1), raw(2), raw(3), raw(4)])
-    await until(lambda: work.failed == 1 and work.handled == 3)
+    await until(lambda: work.failures.failed == 1 and work.handled == 3)
     assert sorted(lots) == [[1, 3], [4]]
     await until(lambda: sent.finished_messages == 4)
     assert sorted(sent.acks) == [reply(1), reply(3), reply(4)]
@@ -148,7 +148,7 @@ async def test_what_failed_while_its_stint_ended_is_handed_back_if_its_key_waits
     work, stint, sent = engine(handle, ordered_by="subject")
     work.add(stint, [raw(1)])
     await until(lambda: sent.handed_back == [reply(1)])
-    assert (work.failed, work.retried) == (1, 0)
+    assert (work.failures.failed, work.failures.retried) == (1, 0)
     await work.close(PATIENCE)
 
 
@@ -186,7 +186,7 @@ async def test_after_a_fence_a_handler_that_awaits_something_cancelled_has_faile
     await until(lambda: calls)
     work.fence(stint)
     await until(lambda: sent.acks == [reply(1)])
-    assert (calls, work.failed, work.retried) == ([1, 1, 1], 1, 1)
+    assert (calls, work.failures.failed, work.failures.retried) == ([1, 1, 1], 1, 1)
     await work.close(PATIENCE)
 
 
@@ -235,7 +235,7 @@ async def test_a_key_whose_retry_was_released_may_be_handled_again():
 
     work, stint, sent = engine(handle, ordered_by=lambda message: "all", retries=(1000.0,))
     work.add(stint, [raw(1)])
-    await until(lambda: work.retried)
+    await until(lambda: work.failures.retried)
     work.release(stint)
     assert sent.handed_back == [reply(1)]
     work.add(Stint(stint.receipts, stint.first), [raw(2)])
@@ -257,7 +257,7 @@ async def test_a_fence_while_a_message_is_being_buried_loses_neither_it_nor_its_
             await asyncio.Event().wait()
 
     work, stint, sent = engine(handle, stint=Leased, ordered_by=lambda message: "all", retries=(), dead_letters=True)
-    work.letters = Letters()
+    work.failures.letters = Letters()
     work.add(stint, [raw(1), raw(2)])
     await burying.wait()
     assert work.fence(stint) == 1
@@ -274,8 +274,8 @@ async def test_what_fails_after_the_lease_ended_is_left_to_the_next_client(lasts
 
     work, stint, sent = engine(handle, stint=Leased, ordered_by="subject", retries=(1000.0,))
     work.add(stint, [raw(1)])
-    await until(lambda: work.failed == 1)
-    await until(lambda: work.retried == 1 if lasts else sent.finished_messages == 1)
+    await until(lambda: work.failures.failed == 1)
+    await until(lambda: work.failures.retried == 1 if lasts else sent.finished_messages == 1)
     assert len(list(work.iterate_held())) == int(lasts)
     assert sent.acks == sent.handed_back == []
     await work.close(PATIENCE)

@@ -8,8 +8,9 @@ import pytest
 from patient import PATIENCE, until
 
 from natty.config.settings import Config
+from natty.consuming.dead_letters import TooManyDeliveriesError
 from natty.consuming.options import key_by
-from natty.consuming.work import Receipts, TooManyDeliveriesError, Work
+from natty.consuming.work import Receipts, Work
 from natty.elections import clock
 from natty.groups.joining import JoinOptions
 from natty.groups.partitions import PartitionedMessage, token_of
