@@ -183,6 +183,13 @@ PAGES = {  # page → what its first example prints
 }
 
 
+def test_the_on_error_of_the_docs_is_that_of_the_example():
+    shown, _, call = blocks((ROOT / "docs" / "consume.md").read_text(), "python")[1].partition("\n\n\n")
+    example = (ROOT / "examples" / "handler_errors.py").read_text()
+    assert shown in example
+    assert call.strip() in example
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_first_example_of_a_page_runs_against_a_real_server(page, environment):
     output = run(blocks((ROOT / "docs" / page).read_text(), "python")[0], environment, PAGES[page])

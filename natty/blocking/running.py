@@ -29,6 +29,11 @@ class Running:
     def __repr__(self) -> str:
         return f"Running({self._work!r})"
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of messages by name, as `Consumption.counts`; of requests: `handled` and `failed`."""
+        return self._work.counts
+
     def run(self) -> None:
         """Return after `stop` was called, from any thread or handler, and running handlers have finished.
 

@@ -37,8 +37,8 @@ class Consumption(RunsAsTask):
 
     If the handler returns, the message is acked, unless the handler settled it. If the handler raises, the message is
     delivered again after the next delay of `retries`; after the last one, or at once if its body does not fit the
-    handler's annotation, it becomes a dead letter and is terminated. `handled`, `failed`, `retried`, `buried` and
-    `redelivered` count messages, and `counts` has the other counts; a batch that fails counts each of its messages, and each is then tried alone.
+    handler's annotation, it becomes a dead letter and is terminated. Each error is reported to `options.on_error`.
+    `counts` counts messages; a batch that fails counts each of its messages, and each is then tried alone.
     With `ordered_by` a message that failed keeps its place: this process tries it again, later messages of its key
     wait, and all of them count against `max_messages`. `message.deliveries` does not count these retries. The order
     holds within one process: use groups to spread keys over several.
@@ -77,7 +77,7 @@ class Consumption(RunsAsTask):
 
     def __repr__(self) -> str:
         work = self._work
-        counts = f"{work.waiting} waiting, {work.handled} handled, {work.failures.failed} failed, {work.failures.buried} buried"
+        counts = f"{work.waiting} waiting, {work.handled} handled, {self.failed} failed, {self.buried} buried"
         return f"Consumption({self._pull!r}, {counts})"
 
     @property
@@ -97,12 +97,12 @@ class Consumption(RunsAsTask):
 
     @property
     def buried(self) -> int:
-        """Number of messages that became dead letters."""
+        """Number of failed messages that became dead letters."""
         return self._work.failures.buried
 
     @property
     def counts(self) -> dict[str, int]:
-        """All counts of messages: `handled`, `failed`, `retried`, `buried`, and
+        """All counts of messages by name; those that have no property of their own are described here.
 
         `timed_out`, `undecodable`: failures by the handler's time limit, and by a body that does not fit its
         annotation. `given_up`: dead letters of messages that a handler terminated, or that the server gave up on

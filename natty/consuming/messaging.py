@@ -236,6 +236,11 @@ class Responder(RunsAsTask):
     def __repr__(self) -> str:
         return f"Responder({self.subscription!r}, {self.handled} handled, {self.failed} failed)"
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of requests: `handled` and `failed`."""
+        return {"handled": self.handled, "failed": self.failed}
+
     async def run(self) -> None:
         """Answer requests until `stop`, close of the client, or cancellation. Raises as `CoreSubscription` does."""
         with Running(self._connection.lifetime, self.stop, self._shutdown_timeout) as running:

@@ -19,11 +19,15 @@ SAYS = {
         *(f"book {number} ordered in EXAMPLE_SHIPMENTS" for number in range(5)),
         *(f"book {number} shipped" for number in range(5)),
     ],
+    "handler_errors": [
+        "example.errors.2 failed and is retried in 0.5 s: an order without a customer",
+        "example.errors.2 is dead letter 1: an order without a customer",
+    ],
     "spark_source": ["5 orders on example.spark.eu", "5 orders on example.spark.us", "2 counts in EXAMPLE_COUNTS"],
     "group_member": [*(f"billing.customer{number} [0, 1, 2, 3]" for number in range(5)), "10 partitions, active"],
     "service": ["handled example.orders.0 1", "handled example.orders.19 20", "counts 20"],
 }
-UNTIL_STOPPED = ["service"]
+UNTIL_STOPPED = ["service", "handler_errors"]
 LONG = {"spark_source": [pytest.mark.spark, pytest.mark.long]}
 
 

@@ -230,3 +230,30 @@ async def _forgets_the_count(natty, group):
 
 async def _empty(natty, stream):
     return await messages_in(natty, stream) == 0
+
+
+async def test_a_member_reports_its_errors_and_what_the_server_gave_up_on(natty, static):
+    told = []
+
+    async def handle(message):
+        if message.data == b"1":
+            message.term("unwanted")
+        else:
+            raise LookupError("no")
+
+    async def on_error(message, error, step):
+        told.append((message.data, message.subject, type(error).__name__, str(step)[:11]))
+
+    more = LONG | letters(static.stream) | {"retries": (0.05,)}
+    async with static.join("m1", handle, on_error=on_error, **more) as membership:
+        await publish(natty, static.stream, range(2), keys=1)
+        await until(lambda: len(told) == 3)
+        counts = membership.counts
+    subjects = {data: subject for data, subject, *_ in told}
+    assert sorted(told) == [
+        (b"0", subjects[b"0"], "LookupError", "dead letter"),
+        (b"0", subjects[b"0"], "LookupError", "retry in 0."),
+        (b"1", subjects[b"1"], "TerminatedError", "dead letter"),
+    ]
+    assert not any(subject[0].isdigit() for subject in subjects.values())  # without the partition
+    assert (counts["failed"], counts["buried"], counts["given_up"], counts["overran"]) == (2, 1, 1, 0)
