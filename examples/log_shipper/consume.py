@@ -12,7 +12,7 @@ from natty import Batch, ConsumerNotFoundError, Natty, NotConnectedError, Pull
 logger = logging.getLogger("shipper")
 
 IN_HAND = 20_000  # messages asked for: they arrive while the ones before are written
-TIDY_EVERY = 60.0  # seconds between two looks for files past their week
+TIDY_EVERY = 60.0  # seconds between two looks for files that were kept long enough
 
 
 async def consume(natty: Natty, settings: ConsumeSettings, stopping: asyncio.Event) -> None:
@@ -59,7 +59,8 @@ class Reader:
         """Write until `stop`."""
         stream = await self._settings.route.ensure(self._natty, self._partition)
         name = f"{stream}-{self._partition}" if self._settings.route.server_side else stream
-        with Ledger(self._settings.directory, self._settings.output, name) as ledger:
+        settings = self._settings
+        with Ledger(settings.directory, settings.output, name, keep_days=settings.keep_days) as ledger:
             while not self._stopped:
                 await self._position_consumer(stream, ledger)
                 await self._write_in_order(stream, ledger)
@@ -98,7 +99,7 @@ class Reader:
                 if time.time() - self._tidied >= TIDY_EVERY:
                     self._tidied = time.time()
                     for path in ledger.expire(self._tidied):
-                        logger.info("%s is over a week old and was removed", path)
+                        logger.info("%s is over %d days old and was removed", path, self._settings.keep_days)
                 if not batch.raw:
                     continue
                 lines, sequence = self._in_order(batch, ledger.sequence)

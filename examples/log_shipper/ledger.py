@@ -29,8 +29,8 @@ class Ledger:
     the shipper's alone.
     """
 
-    def __init__(self, directory: Path, output: str, name: str) -> None:
-        self.directory, self._output = directory, output
+    def __init__(self, directory: Path, output: str, name: str, *, keep_days: int = KEEP_DAYS) -> None:
+        self.directory, self._output, self._keep_days = directory, output, keep_days
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f".{name}.ledger"
         self._database = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
@@ -90,8 +90,8 @@ class Ledger:
         self.sequence = sequence
 
     def expire(self, now: float) -> list[Path]:
-        """Remove the files of days that ended more than a week before `now`, in Unix seconds; return them."""
-        last = int(now) // DAY - KEEP_DAYS - 1
+        """Remove the files of days that ended more than `keep_days` before `now`, in Unix seconds; return them."""
+        last = int(now) // DAY - self._keep_days - 1
         names = [name for (name,) in self._database.execute("SELECT path FROM file WHERE day <= ?", (last,))]
         for name in names:
             (self.directory / name).unlink(missing_ok=True)

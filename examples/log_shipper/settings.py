@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from natty import Natty
+from natty.config.units import parse_duration
 from natty.groups.partitions import fnv1a
 
-KEEP_DAYS = 7  # that a day's file, and a line in its stream, is kept
+KEEP_DAYS = 7  # that a day's file is kept, unless SHIPPER_KEEP_DAYS says otherwise
+RETENTION = "7d"  # that a line is kept in its stream, unless SHIPPER_RETENTION says otherwise
 DAY = 86_400  # seconds
 _TOKENS = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -41,6 +43,7 @@ class Route:
     subject: str
     partitions: int = 0
     server_side: bool = False  # one stream, whose server puts the partition into the subject
+    retention: float = parse_duration(RETENTION)  # seconds that a line is kept in its stream
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "Route":
@@ -52,7 +55,7 @@ class Route:
         by = environment.get("SHIPPER_PARTITIONED_BY", "") or "producer"
         if by not in ("producer", "server"):
             raise SettingError(f"SHIPPER_PARTITIONED_BY is {by!r}: write producer or server")
-        return cls(subject=subject, partitions=int(text), server_side=by == "server")
+        return cls(subject=subject, partitions=int(text), server_side=by == "server", retention=_retention(environment))
 
     def publish_on(self, host: str) -> str:
         """Return the subject on which a host's lines are published."""
@@ -75,7 +78,7 @@ class Route:
 
     async def ensure(self, natty: Natty, partition: int) -> str:
         """Make the stream that holds a partition, if there is none, and return its name."""
-        settings: dict[str, Any] = {"subjects": [f"{self.subject}.>"], "max_age": KEEP_DAYS * DAY}
+        settings: dict[str, Any] = {"subjects": [f"{self.subject}.>"], "max_age": self.retention}
         if self.server_side:
             destination = f"{self.subject}.{{{{partition({max(self.partitions, 1)})}}}}.>"
             settings["subject_transform"] = {"src": f"{self.subject}.>", "dest": destination}
@@ -122,6 +125,7 @@ class ConsumeSettings:
     output: str
     read_partitions: tuple[int, ...]
     durable: str = "shipper"
+    keep_days: int = KEEP_DAYS  # that a day's file is kept
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "ConsumeSettings":
@@ -139,7 +143,8 @@ class ConsumeSettings:
             directory=Path(_needed(environment, "SHIPPER_DIRECTORY")).absolute(),
             output=output,
             read_partitions=_partitions(environment.get("SHIPPER_READ_PARTITIONS", ""), _count(environment, route)),
-            durable=environment.get("SHIPPER_DURABLE") or "shipper",
+            durable=_durable(environment),
+            keep_days=_keep_days(environment),
         )
 
 
@@ -147,6 +152,39 @@ def _needed(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
         raise SettingError(f"{name} is not set")
     return environment[name]
+
+
+def _retention(environment: Mapping[str, str]) -> float:
+    text = environment.get("SHIPPER_RETENTION") or RETENTION
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise SettingError(f"SHIPPER_RETENTION is {text!r}: write how long a line is kept, as 12h, 1d or 7d") from None
+
+
+def _keep_days(environment: Mapping[str, str]) -> int:
+    text = environment.get("SHIPPER_KEEP_DAYS") or str(KEEP_DAYS)
+    if not text.isdecimal() or not 0 < int(text) < 100_000:
+        raise SettingError(f"SHIPPER_KEEP_DAYS is {text!r}: write a whole number of days, at least 1")
+    return int(text)
+
+
+def _durable(environment: Mapping[str, str]) -> str:
+    """Return how the durable consumers' names begin.
+
+    A target was the subject of a push consumer: each target had its own copy of the lines. A durable name is that for
+    pull consumers, so the target gives the name.
+    """
+    durable, target = environment.get("SHIPPER_DURABLE", ""), environment.get("SHIPPER_STREAM_TARGET", "")
+    if not target:
+        return durable or "shipper"
+    if durable:
+        raise SettingError(
+            "SHIPPER_STREAM_TARGET and SHIPPER_DURABLE both name the consumers: set only SHIPPER_DURABLE"
+        )
+    if not _TOKENS.fullmatch(target):
+        raise SettingError(f"SHIPPER_STREAM_TARGET is {target!r}: write letters, digits, - and _, with dots between")
+    return target.replace(".", "_")
 
 
 def _count(environment: Mapping[str, str], route: Route) -> int | None:

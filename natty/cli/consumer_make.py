@@ -33,7 +33,7 @@ from natty.streams import (
     stream_info,
 )
 from natty.streams.consumer import check_consumer, settings_from
-from natty.streams.conversion import ONLY_DURABLE
+from natty.streams.conversion import NO_EPHEMERAL, NO_PUSH, ONLY_DURABLE
 from natty.streams.document import load_document
 
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
@@ -115,8 +115,10 @@ def _read(config: Path | None) -> ConsumerConfig:
 
 
 def _refuse_others(*, ephemeral: bool, target: str | None) -> None:
-    if ephemeral or target:
-        raise typer.BadParameter(ONLY_DURABLE, param_hint="--ephemeral" if ephemeral else "--target")
+    if ephemeral:
+        raise typer.BadParameter(f"{ONLY_DURABLE}. {NO_EPHEMERAL}", param_hint="--ephemeral")
+    if target:
+        raise typer.BadParameter(f"{ONLY_DURABLE}. {NO_PUSH}", param_hint="--target")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,16 @@ ONLY_DURABLE = (
     "natty makes durable pull consumers; it lists, shows and removes ephemeral and push consumers, but does not make"
     " or change them"
 )
+NO_PUSH = (
+    "The server pushes messages however slow or absent the reader is, so they are lost or delivered again; leave the"
+    " target out and read with `consume`, `pull` or `natty consumer next`. `natty sub SUBJECT` prints a stream's"
+    " messages as they are published, without a consumer"
+)
+NO_EPHEMERAL = (
+    "The server deletes an ephemeral consumer, and forgets its position, when its reader is away; name the consumer,"
+    " and add --inactive-threshold 5m if the server shall delete it when it is unused. `client.read(stream)` and `natty"
+    " stream get` read a stream without a consumer"
+)
 _TYPES: tuple[tuple[Any, Any], ...] = (
     (Duration, float),
     (list[Duration] | tuple[Duration, ...], list[float]),
@@ -86,7 +96,7 @@ def check_consumer_settings(
 ) -> ConsumerConfig:
     """Return the same for a durable pull consumer; ConfigError for the settings of a push consumer."""
     if push := sorted(_OF_PUSH & settings.keys()):
-        raise ConfigError(f"{where}: {push[0]} is a setting of push consumers: {ONLY_DURABLE}")
+        raise ConfigError(f"{where}: {push[0]} is a setting of push consumers: {ONLY_DURABLE}. {NO_PUSH}")
     if only := settings.get("filter_subject"):
         settings = {**settings, "filter_subjects": [only]}
     table = {name: value for name, value in settings.items() if name != "filter_subject"}

@@ -8,9 +8,10 @@ import secrets
 import signal
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import consuming
 import log_shipping
 import pytest
 from log_shipper.consume import consume
@@ -20,7 +21,7 @@ from log_shipper.settings import DAY, ConsumeSettings, ProduceSettings, Route, S
 from log_shipping import Host
 from patient import PATIENCE, PATIENT, until
 
-from natty import Natty
+from natty import Natty, StreamNotFoundError
 from natty.testing import NatsServer, ServerOptions
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -287,6 +288,49 @@ async def test_a_consumer_removes_files_that_are_over_a_week_old(natty, tmp_path
         await natty.publish(route.publish_on("web1"), b"a line of today")
         await until(lambda: [path.read_bytes() for path in (tmp_path / "web1").iterdir()] == [b"a line of today\n"])
         stopping.set()
+
+
+async def test_each_target_of_the_series_is_a_copy_of_the_lines_of_its_own(shell, natty, tmp_path):
+    shippers, host = Shippers(shell), Host(tmp_path, "web1")
+    host.append(100)
+    producer = shippers.shipper("produce", SHIPPER_FILE=str(host.file), HOSTNAME="web1")
+    targets = {"out.logs": "out", "out.audit": "audit"}
+    consumers = [
+        shippers.shipper("consume", SHIPPER_STREAM_TARGET=target, SHIPPER_DIRECTORY=directory)
+        for target, directory in targets.items()
+    ]
+    for directory in targets.values():
+        await until(lambda folder=directory: host.received(folder) == host.written)
+    stream = f"{shippers.subject.upper()}_p0"
+    for target in targets:
+        config = (await natty.consumer_info(stream, f"{target.replace('.', '_')}-p0"))["config"]
+        assert "deliver_subject" not in config
+    shippers.stop([producer, *consumers])
+
+
+async def test_the_stream_keeps_lines_as_long_as_is_set_and_a_shorter_time_is_refused(shell, natty, tmp_path):
+    shippers, host = Shippers(shell), Host(tmp_path, "web1")
+    host.append(1)
+    settings = {"SHIPPER_FILE": str(host.file), "HOSTNAME": "web1"}
+    stream = f"{shippers.subject.upper()}_p0"
+
+    async def all_is_stored():
+        return await natty.jetstream.read(stream, sequence=host.written.count(b"\n")) is not None
+
+    for retention, days in (("1d", 1), ("", 7)):
+        producer = shippers.shipper("produce", SHIPPER_RETENTION=retention, **settings)
+
+        async def is_kept(seconds=days * DAY):
+            with suppress(StreamNotFoundError):  # about to be made
+                return (await natty.stream_info(stream))["config"]["max_age"] == seconds * 1_000_000_000
+
+        await consuming.until(is_kept)
+        host.append(1)
+        await consuming.until(all_is_stored)  # so the producer handles SIGTERM
+        shippers.stop([producer])
+    done = shell.finish(shippers.shipper("produce", SHIPPER_RETENTION="1d", **settings))
+    assert done.status == 1
+    assert "max_age" in done.complaint
 
 
 async def test_two_shippers_of_one_file_are_told(natty, tmp_path):

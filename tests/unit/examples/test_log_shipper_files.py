@@ -77,6 +77,28 @@ def test_the_commands_of_the_series_mean_here_what_they_mean_there():
     assert ConsumeSettings.read(shared | {"SHIPPER_OUTPUT": "app.%Y%m%d"}).output == "app.%Y%m%d"
 
 
+def test_retention_is_a_week_unless_it_is_set():
+    shared = {"SHIPPER_SUBJECT": "logs", "SHIPPER_OUTPUT": "app", "SHIPPER_DIRECTORY": "out"}
+    usual = ConsumeSettings.read(shared)
+    assert (usual.route.retention, usual.keep_days) == (7 * DAY, 7)
+    other = ConsumeSettings.read(shared | {"SHIPPER_RETENTION": "1d", "SHIPPER_KEEP_DAYS": "30"})
+    assert (other.route.retention, other.keep_days) == (DAY, 30)
+
+
+def test_files_are_kept_as_many_days_as_are_set(tmp_path):
+    with Ledger(tmp_path, "app-%Y%m%d", "p0", keep_days=1) as ledger:
+        ledger.write([("web1", 0, b"one")], 1)
+        assert ledger.expire(2 * DAY - 1) == []
+        assert ledger.expire(2 * DAY) == [tmp_path / "web1" / "app-19700101"]
+
+
+def test_a_target_of_the_series_names_the_consumers():
+    shared = {"SHIPPER_SUBJECT": "logs", "SHIPPER_OUTPUT": "app", "SHIPPER_DIRECTORY": "out"}
+    assert ConsumeSettings.read(shared).durable == "shipper"
+    assert ConsumeSettings.read(shared | {"SHIPPER_DURABLE": "audit"}).durable == "audit"
+    assert ConsumeSettings.read(shared | {"SHIPPER_STREAM_TARGET": "out.logs"}).durable == "out_logs"
+
+
 @pytest.mark.parametrize("written", [0, 3], ids=["nothing of it was written", "a part of it was written"])
 def test_what_a_full_disk_cut_short_is_written_once_when_there_is_room_again(tmp_path, monkeypatch, written):
     class FullDisk(io.FileIO):
@@ -111,6 +133,11 @@ def test_what_a_full_disk_cut_short_is_written_once_when_there_is_room_again(tmp
         ({"SHIPPER_PATIENCE": "long"}, ProduceSettings, "SHIPPER_PATIENCE is 'long'"),
         ({"SHIPPER_READ_PARTITIONS": "0,2"}, ConsumeSettings, "numbers from 0 to 1"),
         ({"SHIPPER_READ_PARTITIONS": "a", "SHIPPER_PARTITIONS": ""}, ConsumeSettings, "write whole numbers"),
+        ({"SHIPPER_RETENTION": "long"}, ProduceSettings, "SHIPPER_RETENTION is 'long': write how long a line is kept"),
+        ({"SHIPPER_RETENTION": "0"}, ConsumeSettings, "SHIPPER_RETENTION is '0'"),
+        ({"SHIPPER_KEEP_DAYS": "0"}, ConsumeSettings, "SHIPPER_KEEP_DAYS is '0': write a whole number of days"),
+        ({"SHIPPER_STREAM_TARGET": "out.>"}, ConsumeSettings, "SHIPPER_STREAM_TARGET is 'out.>'"),
+        ({"SHIPPER_STREAM_TARGET": "out", "SHIPPER_DURABLE": "d"}, ConsumeSettings, "set only SHIPPER_DURABLE"),
         ({"SHIPPER_OUTPUT": "app-%H"}, ConsumeSettings, "gives two days one name"),
         ({"SHIPPER_OUTPUT": "../app"}, ConsumeSettings, "inside of SHIPPER_DIRECTORY"),
     ],

@@ -172,10 +172,12 @@ def test_consumers_of_every_kind_are_listed_shown_reported_and_removed(consumer,
 
 def test_only_durable_pull_consumers_are_made_and_changed(consumer, stream, of_others, told):
     wanted = "natty makes durable pull consumers; it lists, shows and removes ephemeral and push consumers"
-    for flag in (("--ephemeral",), ("--target", "x.y")):
+    ways = {("--ephemeral",): "add --inactive-threshold 5m", ("--target", "x.y"): "`natty sub SUBJECT` prints"}
+    for flag, way in ways.items():
         done = consumer("add", stream, "c", *flag)
         assert (done.status, done.out) == (2, "")
         assert wanted in done.err
+        assert way in done.err
     for name in ("push", "fleeting"):
         assert wanted in complaint(consumer("edit", stream, name, "--description=x", "--force"))
         assert "description" not in told(name)["config"]
