@@ -115,7 +115,17 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("code", blocks(README, "python"), ids=lambda code: code.split("\n")[3][:30])
+_, _, NIGHTLY = (ROOT / "examples" / "nightly.py").read_text().partition('"""\n\n')  # run by test_examples.py
+
+
+def test_the_cron_job_of_the_docs_is_the_example_and_has_ten_lines():
+    assert NIGHTLY in blocks((ROOT / "docs" / "election.md").read_text(), "python")
+    assert len([line for line in NIGHTLY.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize(
+    "code", [code for code in blocks(README, "python") if code != NIGHTLY], ids=lambda code: code.split("\n")[3][:30]
+)
 def test_the_readmes_python_runs_against_a_real_server(code, environment):
     (wanted,) = [text for word, text in EXPECTED.items() if word in code]
     output = run(code, environment, wanted)
