@@ -246,7 +246,9 @@ class Ordered:
 
     async def _last(self) -> int:
         """Return the sequence of the last message that matches our filters, from the stream's leader; 0 for none."""
-        reads = (self._jetstream.read(self.stream, subject=one) for one in self.options.filters or (">",))
+        if not self.options.filters and (newest := await self._jetstream.read(self.stream, subject=">")):
+            return newest.sequence  # the server finds none on ">" if the message at its last sequence was deleted
+        reads = (self._jetstream.read(self.stream, subject=one) for one in self.options.filters or ("*", "*.>"))
         return max(last.sequence if last else 0 for last in await asyncio.gather(*reads))
 
     def _begin(self, consumer: str) -> None:

@@ -66,6 +66,19 @@ async def test_what_holds_nothing_to_read_ends_at_once(natty, stream, natty_name
     assert await numbers(natty.read(empty)) == []
 
 
+async def test_a_stream_whose_last_message_was_deleted_is_read_whole(natty, natty_name):
+    name = natty_name("READ")
+    await natty.create_stream(name, subjects=[f"{name}", f"{name}.>"])
+    for subject in (f"{name}.a", name, f"{name}.a"):
+        await natty.publish(subject, b"")
+    await natty.delete_message(name, 3)
+    assert [message.sequence async for message in natty.read(name)] == [1, 2]
+    await natty.delete_message(name, 2)
+    assert [message.sequence async for message in natty.read(name)] == [1]
+    await natty.delete_message(name, 1)
+    assert [message.sequence async for message in natty.read(name)] == []
+
+
 async def test_headers_alone_are_read_on_demand(natty, stream):
     messages = [message async for message in natty.read(stream, headers_only=True)]
     assert {message.data for message in messages} == {b""}
