@@ -112,6 +112,12 @@ if TYPE_CHECKING:  # `X as X` exports a name
         StreamInfo as StreamInfo,
         StreamState as StreamState,
     )
+    from natty.streams.schedules import (
+        Schedule as Schedule,
+        ScheduleOptions as ScheduleOptions,
+        Scheduler as Scheduler,
+        ScheduleSettings as ScheduleSettings,
+    )
     from natty.streams.mirror import PromotionRefusedError as PromotionRefusedError
     from natty.templates import TemplateNotFoundError as TemplateNotFoundError
     from natty.wire.message import Batch as Batch, Message as Message
@@ -153,6 +159,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             ServerStreamConfig StreamConfig StreamInfo StreamState
         """,
         "natty.streams.mirror": "PromotionRefusedError",
+        "natty.streams.schedules": "Schedule ScheduleOptions ScheduleSettings Scheduler",
         "natty.templates": "TemplateNotFoundError",
         "natty.wire.message": "Batch Message",
     }

@@ -51,6 +51,7 @@ from natty.streams import (
     StreamConfig,
     StreamInfo,
 )
+from natty.streams.schedules import Scheduler, ScheduleSettings
 from natty.templates import Templates
 from natty.wire.connection import Connection
 from natty.wire.message import Headers, Message, encode_headers, publish_headers
@@ -101,6 +102,11 @@ class Natty:
         """The background publishers. Call `outbox.configure(OutboxOptions(...))` before the first `publish_async`."""
         return Outbox(self.jetstream)
 
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What waits to be published later: `list`, `get`, `cancel`; docs/publish-later.md."""
+        return Scheduler(self.jetstream)
+
     @classmethod
     async def connect(
         cls,
@@ -147,6 +153,8 @@ class Natty:
         expect_last_sequence: int | None = None,
         expect_last_subject_sequence: int | None = None,
         ttl: float | str | None = None,
+        at: datetime | None = None,
+        after: float | str | None = None,
         timeout: float | None = None,
     ) -> PubAck:
         """Publish one message and return when it is stored. See `JetStream.publish` for the errors.
@@ -154,6 +162,9 @@ class Natty:
         With `msg_id`, the stream stores the message only once within its duplicate window, and the client sends it
         again if the ack is lost. The stream removes it after `ttl`, seconds or text ("7d"), rounded up (server 2.11, a
         stream with `allow_msg_ttl`). `timeout` is in seconds, by default that of the client.
+
+        With `at`, a datetime with a time zone, or `after`, seconds or text ("5m"), the server keeps the message until
+        then, and publishes it: see `Scheduler.publish`. `schedule` of the ack names it, for `scheduler.cancel`.
         """
         all_headers = publish_headers(
             headers,
@@ -162,7 +173,16 @@ class Natty:
             expect_last_subject_sequence=expect_last_subject_sequence,
             ttl=ttl,
         )
+        if at is not None or after is not None:
+            return await self.scheduler.publish(subject, data, all_headers, at=at, after=after, timeout=timeout)
         return await self.jetstream.publish_and_count(subject, data, headers=all_headers, timeout=timeout)
+
+    async def schedule(self, name: str, subject: str, data: bytes = b"", **options: Unpack[ScheduleSettings]) -> PubAck:
+        """Have the server publish a message again and again, or once: `cron`, `every`, `at` or `after`.
+
+        Replaces the schedule of that name in the subject's stream. Options: `ScheduleSettings`. See `Scheduler.put`.
+        """
+        return await self.scheduler.put(name, subject, data, **options)
 
     async def request(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, timeout: float | None = None

@@ -76,6 +76,7 @@ class PubAck(msgspec.Struct, frozen=True):
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
+    schedule: str = ""  # the subject that holds a message until it is published later
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -280,9 +281,8 @@ class JetStream:
                 await asyncio.sleep(RETRY_DELAY)
             except NoRespondersError:
                 if loop.time() + RETRY_DELAY >= deadline:
-                    raise PublishError(
-                        f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject
-                    ) from None
+                    text = f"no stream takes {subject!r}: create one whose subjects cover it"
+                    raise PublishError(text, subject=subject) from None
                 if stream:
                     await self.request(f"STREAM.INFO.{stream}", timeout=remaining)
                 await asyncio.sleep(RETRY_DELAY)

@@ -189,6 +189,7 @@ async def test_the_harness_example_of_the_docs_runs(natty, natty_name):
 PAGES = {  # page → what its first example prints
     "blocking.md": r"^read 1 first\nhandled first$",
     "requests.md": r"^abab$",
+    "publish-later.md": r"^orders.reminder order 7 is not paid$",
     "key-value.md": r"^mail\.rate 20$",
 }
 

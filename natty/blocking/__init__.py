@@ -5,4 +5,5 @@
 
 from natty.blocking.facade import Bucket as Bucket
 from natty.blocking.facade import Natty as Natty
+from natty.blocking.facade import Scheduler as Scheduler
 from natty.blocking.running import Running as Running

@@ -13,7 +13,7 @@ from natty.blocking.methods import Facade, Iteration, Method, Start
 from natty.config.settings import ConnectionSettings
 from natty.errors import ConnectionClosedError
 from natty.kv import bucket
-from natty.streams import BucketConfig
+from natty.streams import BucketConfig, schedules
 
 
 class Bucket(Facade):
@@ -38,6 +38,21 @@ class Bucket(Facade):
     history = Method(bucket.Bucket.history)
     watch = Iteration(bucket.Bucket.watch)
     status = Method(bucket.Bucket.status)
+
+
+class Scheduler(Facade):
+    """What waits to be published later: `natty.Scheduler` with blocking methods; `list` returns a plain iterator."""
+
+    def __init__(self, loop: Loop | None, inner: schedules.Scheduler) -> None:
+        self._loop, self._inner = loop, inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    put = Method(schedules.Scheduler.put)
+    list = Iteration(schedules.Scheduler.list)
+    get = Method(schedules.Scheduler.get)
+    cancel = Method(schedules.Scheduler.cancel)
 
 
 class Natty(Facade):
@@ -115,6 +130,7 @@ class Natty(Facade):
             loop.end()
 
     publish = Method(client.Natty.publish)
+    schedule = Method(client.Natty.schedule)
     publish_async = Method(client.Natty.publish_async)
     publish_errors = Iteration(client.Natty.publish_errors)
     flush_publishers = Method(client.Natty.flush_publishers)
@@ -151,6 +167,11 @@ class Natty(Facade):
     consumer_info = Method(client.Natty.consumer_info)
     pause_consumer = Method(client.Natty.pause_consumer)
     resume_consumer = Method(client.Natty.resume_consumer)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What waits to be published later: `list`, `get`, `cancel`."""
+        return Scheduler(self._loop, self._inner.scheduler)
 
     def bucket(self, name: str) -> Bucket:
         """Return a handle of the bucket. Sends no request."""

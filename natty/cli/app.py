@@ -39,6 +39,7 @@ class Commands(LateGroup):
         "group": Place("natty.cli.group:app", "Partitioned consumer groups."),
         "leader": Place("natty.cli.leader:app", "Elections."),
         "stream": Place("natty.cli.stream:app", "Streams, and streams as code."),
+        "schedule": Place("natty.cli.schedule:app", "Messages that the server publishes later."),
         "consumer": Place("natty.cli.consumer:app", "Consumers."),
         "permissions": Place("natty.cli.permissions:app", "Permissions that each kind of client needs."),
         "account": Place("natty.cli.account:app", "The account."),

@@ -59,11 +59,16 @@ def stored_text(stream: str, message: StoredMessage) -> bytes:
 
 
 def _content(header_block: bytes, data: bytes) -> dict[str, Any]:
-    headers = {"headers": found} if (found := parse_headers(header_block)) else {}
+    return content_fields(parse_headers(header_block), data)
+
+
+def content_fields(headers: dict[str, list[str]], data: bytes) -> dict[str, Any]:
+    """Return headers and payload for JSON, without empty headers."""
+    shown = {"headers": headers} if headers else {}
     try:
-        return headers | {"data": data.decode()}
+        return shown | {"data": data.decode()}
     except UnicodeDecodeError:
-        return headers | {"data_base64": base64.b64encode(data).decode()}
+        return shown | {"data_base64": base64.b64encode(data).decode()}
 
 
 def _place(message: Message) -> dict[str, Any]:

@@ -135,6 +135,11 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
     return nanoseconds_of(time.replace(tzinfo=zone) if time.tzinfo is None else time) + int(digits.ljust(9, "0"))
 
 
+def datetime_of(time_ns: int) -> datetime:
+    """Return Unix nanoseconds as a datetime in UTC, cut to microseconds. OverflowError beyond the years 1 to 9999."""
+    return _EPOCH + timedelta(microseconds=time_ns // 1000)
+
+
 def show_time(time_ns: int) -> str:
     """Return Unix nanoseconds as servers write a time: RFC 3339 in UTC, without trailing zeros of a second.
 

@@ -171,8 +171,8 @@ class StreamConfig(TypedDict, total=False):
     """Make each subject a counter. Needs nats-server 2.12. Default: off."""
     allow_msg_ttl: Annotated[bool, Setting(changes.on_for_ever)]
     """Accept messages with their own time to live. Needs nats-server 2.11. Default: off."""
-    allow_msg_schedules: Annotated[bool, Setting(changes.switched_on, flag="allow-schedules")]
-    """Accept messages that the server publishes later. Needs nats-server 2.12. Default: off."""
+    allow_msg_schedules: Annotated[bool, Setting(changes.on_for_ever, flag="allow-schedules")]
+    """Accept messages that the server publishes later; never switched off. Needs nats-server 2.12. Default: off."""
     allow_rollup_hdrs: Annotated[bool, Setting(
         destructive("it decides whether a publisher can delete what is stored"), flag="allow-rollup")]
     """Accept messages that replace all earlier ones. Default: off."""

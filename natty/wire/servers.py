@@ -41,6 +41,8 @@ NEEDS = {
     "a partitioned group": Need((2, 11), "pinned consumers"),
     "a partition by the whole subject": Need((2, 12), "the mapping {{partition(n)}} without tokens"),
     "an atomic batch": Need((2, 12), "ADR-50, allow_atomic"),
+    "publishing later": Need((2, 12), "ADR-51, allow_msg_schedules"),
+    "a repeating schedule": Need((2, 14), "intervals and cron of ADR-51"),
     "fast ingest": Need((2, 14), "ADR-50, allow_batched"),
     'ack = "all"': Need((2, 14), "a consumer is taken up again where its acknowledgements end"),
     "resetting a consumer": Need((2, 14), "CONSUMER.RESET brings back what a work queue forgot"),

@@ -11,6 +11,7 @@ from electing import vacated
 from forgetting import forgotten, messages_in
 from patient import PATIENCE
 from restoring import Capturing, dumped, read_some, restored
+from scheduling import make_scheduling, published, waiting
 from template_streams import drained
 
 from capture import read
@@ -183,6 +184,25 @@ async def exact(natty, name, folder):
     assert await dumped(natty, name) == before
 
 
+async def later(natty, name, folder):
+    """Single messages: published once, replaced, canceled, and kept beyond max_age."""
+    await make_scheduling(natty, name, max_age=2, duplicate_window=1, allow_msg_ttl=True)
+    for data in (b"old", b"new"):
+        await natty.schedule("one", f"{name}.a", data, after=4)
+    canceled = await natty.publish(f"{name}.a", b"canceled", after=3)
+    assert await natty.scheduler.cancel(name, canceled.schedule)
+    assert [one.data for one in await published(natty, name, 1)] == [b"new"]
+    assert await waiting(natty, name) == []
+
+
+async def repeating(natty, name, folder):
+    await make_scheduling(natty, name)
+    await natty.schedule("every", f"{name}.a", b"1", every=1, source=f"{name}.none")
+    await natty.schedule("cron", f"{name}.b", b"2", cron="* * * * * *", time_zone="Europe/Berlin")
+    for subject in ("a", "b"):
+        await published(natty, name, 2, f"{name}.{subject}")
+
+
 async def holds(natty, stream, count):
     return await messages_in(natty, stream) == count
 
@@ -197,6 +217,8 @@ TRIALS = {
     "a partitioned group": group,
     "a partition by the whole subject": whole_subjects,
     "an atomic batch": atomic,
+    "publishing later": later,
+    "a repeating schedule": repeating,
     "fast ingest": fast,
     'ack = "all"': ack_all,
     "resetting a consumer": resetting,

@@ -119,7 +119,7 @@ def test_what_only_the_client_with_an_event_loop_has_is_named(client):
         client.consume("S", "d", print, signals=True)
 
 
-@pytest.mark.parametrize("home", [blocking.Natty, blocking.Bucket])
+@pytest.mark.parametrize("home", [blocking.Natty, blocking.Bucket, blocking.Scheduler])
 def test_no_help_speaks_of_await(home):
     for name, method in vars(home).items():
         shown = (
@@ -204,6 +204,17 @@ def test_buckets_have_the_same_methods(client, natty_name):
     with pytest.raises(KeyNotFoundError):
         client.get(name, "b")
     client.delete_bucket(name)
+
+
+def test_messages_are_published_later_listed_and_canceled(client, stream):
+    client.ensure_stream(stream, subjects=[f"{stream}.>", f"schedules.{stream}.>"], allow_msg_schedules=True)
+    ack = client.publish(f"{stream}.a", b"1", after="1h")
+    client.schedule("daily", f"{stream}.a", b"2", cron="@daily")
+    assert [one.data for one in client.scheduler.list(stream)] in ([b"1", b"2"], [b"2", b"1"])
+    assert client.scheduler.get(stream, "daily").timing == "cron @daily UTC"
+    assert client.scheduler.cancel(stream, ack.schedule)
+    assert [one.name for one in client.scheduler.list(stream)] == ["daily"]
+    assert repr(client.scheduler).startswith("Scheduler(")
 
 
 def test_many_threads_use_one_client(client, stream):

@@ -26,6 +26,7 @@ from natty import (
     Publisher,
     Pull,
     Responder,
+    Scheduler,
     Term,
     Watch,
     WrongLoopError,
@@ -62,9 +63,12 @@ ARGUMENTS = {
     "work": lambda term: None,
 }
 """Arguments by the parameter's name; "a" for the others."""
+OPTIONS = {name: {"after": 1} for name in ("Natty.schedule", "Scheduler.put", "Scheduler.publish")}
+"""Named arguments without which a method refuses the call for another reason."""
 OTHERS = {
     Connection: {"messages": [ARGUMENTS["message"]], "subject": b"a", "subscription": SimpleNamespace(sid=0)},
     Pull: {"messages": 1},
+    Scheduler: {"headers": {}},
     Templates: {"stream": "S_{1}", "subject": "a.*"},
     Term: {"data": b"1"},
 }
@@ -95,7 +99,7 @@ async def elsewhere(use):
 
 def call(method, arguments):
     """Return a call of a method with the arguments that it needs, and with a handler if it takes one."""
-    positional, named = [], {}
+    positional, named = [], {**OPTIONS.get(method.__qualname__, {})}
     for one in inspect.signature(method).parameters.values():
         value = arguments.get(one.name, ARGUMENTS.get(one.name, "a"))
         if one.kind is one.VAR_POSITIONAL:
@@ -122,12 +126,13 @@ async def answers(handle, names, arguments):
     return quiet
 
 
-@pytest.mark.parametrize("kind", [Natty, Bucket, LetterBox, Templates, ElasticGroup, StaticGroup])
+@pytest.mark.parametrize("kind", [Natty, Bucket, LetterBox, Scheduler, Templates, ElasticGroup, StaticGroup])
 async def test_every_method_that_sends_says_that_it_is_on_the_wrong_loop(natty, stream, kind):
     handle = {
         Natty: lambda: natty,
         Bucket: lambda: natty.bucket("b"),
         LetterBox: natty.dead_letters,
+        Scheduler: lambda: natty.scheduler,
         Templates: natty.stream_templates,
         ElasticGroup: lambda: natty.group("S", "g"),
         StaticGroup: lambda: natty.static_group("S", "g"),

@@ -22,7 +22,7 @@ from natty.publishing.publisher import PublisherOptions
 from natty.pulling.requests import PullOptions
 
 ROOT = Path(natty.__file__).parent
-NEEDED = {"ElectionOptions": {"name": "sweeper"}}
+NEEDED = {"ElectionOptions": {"name": "sweeper"}, "ScheduleOptions": {"after": 1}}
 ELSEWHERE = {"ServerOptions"}  # of the test server
 
 

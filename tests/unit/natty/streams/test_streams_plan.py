@@ -40,11 +40,13 @@ def risk_of(setting, have, want, judges=STREAM):
         ("num_replicas", 3, 1, D),
         *[
             (switch, have, want, risk)
-            for switch in ("allow_direct", "mirror_direct", "allow_atomic", "allow_batched", "allow_msg_schedules")
+            for switch in ("allow_direct", "mirror_direct", "allow_atomic", "allow_batched")
             for have, want, risk in [(False, True, S), (None, True, S), (True, False, D)]
         ],
         ("allow_msg_ttl", False, True, S),
         ("allow_msg_ttl", True, False, F),
+        ("allow_msg_schedules", False, True, S),
+        ("allow_msg_schedules", True, False, F),
         ("allow_rollup_hdrs", False, True, D),
         ("allow_rollup_hdrs", True, False, D),
         *[(switch, False, True, D) for switch in ("deny_delete", "deny_purge", "sealed")],

@@ -1,0 +1,93 @@
+"""`natty schedule …` in this process: what waits is made, listed, shown and removed."""
+
+import json
+
+import pytest
+from commands import complaint, printed
+
+
+@pytest.fixture
+def schedule(natty_commands):
+    """Run `natty schedule …`."""
+    return lambda *words, **typed: natty_commands("schedule", *words, **typed)
+
+
+@pytest.fixture
+def stream(natty_commands, natty_name):
+    """A stream without schedules, `<name>.>`; switched on by the command that the error names."""
+    name = natty_name("LATER")
+    printed(natty_commands("stream", "add", name, "--subjects", f"{name}.>", "--defaults"))
+    return name
+
+
+def switch_on(natty_commands, schedule, stream):
+    said = complaint(schedule("add", "a", f"{stream}.a", "1", "--after", "1h"))
+    command = said.split("`")[1].replace("'", "").split()
+    assert command[:4] == ["natty", "stream", "edit", stream]
+    printed(natty_commands(*command[1:], "--force"))
+
+
+def test_schedules_are_made_listed_shown_and_removed(natty_commands, schedule, stream):
+    switch_on(natty_commands, schedule, stream)
+    assert printed(schedule("ls", stream)) == f"nothing waits in stream {stream}\n"
+    made = printed(schedule("add", "late", f"{stream}.a", "body", "--at", "2100-01-01T00:00:00Z", "-H", "Colour: red"))
+    assert made == f"stored in {stream} on schedules.{stream}.late, to be published on {stream}.a\n"
+    printed(schedule("add", "report", f"{stream}.b", "--cron", "0 3 * * *", "--tz", "Europe/Berlin"))
+    made = json.loads(printed(schedule("add", "soon", f"{stream}.a", "1", "--after", "1h", "--json")))
+    assert made == {"stream": stream, "sequence": 3, "schedule": f"schedules.{stream}.soon"}
+    lines = printed(schedule("ls", stream)).splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "soon", "late", "report"]
+    assert lines[2].split() == ["late", f"{stream}.a", "at", "2100-01-01T00:00:00Z", "4", "bytes"]
+    shown = printed(schedule("show", stream, "late"))
+    assert shown.startswith(f"late: at 2100-01-01T00:00:00Z, on {stream}.a\n")
+    assert shown.endswith("Colour: red\n\nbody\n")
+    fields = json.loads(printed(schedule("show", stream, f"schedules.{stream}.report", "--json")))
+    assert (fields["schedule"], fields["time_zone"], fields["data"]) == ("0 0 3 * * *", "Europe/Berlin", "")
+    assert len(json.loads(printed(schedule("ls", stream, "--json")))) == 3
+    assert printed(schedule("rm", stream, "late", "soon", "--force")) == "removed late\nremoved soon\n"
+    gone = schedule("rm", stream, "late", "report", "--force")
+    assert (gone.status, gone.err) == (1, "")
+    assert gone.out == f"late does not wait in stream {stream}: published, or removed before\nremoved report\n"
+    assert "has no schedule late: it was published or canceled" in complaint(schedule("show", stream, "late"))
+
+
+def test_removing_asks_first(natty_commands, schedule, stream):
+    switch_on(natty_commands, schedule, stream)
+    printed(schedule("add", "a", f"{stream}.a", "--every", "1h"))
+    assert "There is no terminal to ask on: give --force" in complaint(schedule("rm", stream, "a"))
+    assert "every 1h" in printed(schedule("ls", stream))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "it has no time: give one of at, after, every and cron"),
+        (["--at", "tomorrow"], "'tomorrow' is not a time as 2026-11-23T18:00:00Z"),
+        (["--at", "2030-01-01T00:00:00"], "has no time zone"),
+        (["--after", "1h", "--every", "1h"], "after and every exclude each other"),
+        (["--after", "soon"], 'write seconds, or text as "30s"'),
+        (["--every", "1ms"], "must be at least 1 s"),
+        (["--cron", "* * *"], "write five fields"),
+        (["--after", "1h", "--tz", "UTC"], "time_zone is for cron"),
+        (["--after", "1h", "-H", "Nats-Rollup: sub"], "Nats-Rollup is a header of the server"),
+    ],
+)
+def test_what_can_not_be_is_a_usage_error(schedule, words, text):
+    done = schedule("add", "a", "b.c", "body", *words)
+    assert (done.status, done.out) == (2, "")
+    assert text in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["ls", "NOWHERE"], "there is no stream NOWHERE"),
+        (["show", "NOWHERE", "a"], "there is no stream NOWHERE"),
+        (["rm", "NOWHERE", "a", "--force"], "there is no stream NOWHERE"),
+        (["rm", "ORDERS", "a b", "--force"], "' ' at character 2 is not allowed"),
+        (["add", "a", "nowhere.at.all", "--after", "1h"], "no stream takes 'nowhere.at.all'"),
+        (["add", "a*", "nowhere.at.all", "--after", "1h"], "no stream takes"),
+    ],
+)
+def test_what_is_missing_is_named(schedule, words, text):
+    assert text in complaint(schedule(*words))
