@@ -13,6 +13,7 @@ import msgspec
 
 from capture.archive.manifest import quote_key
 from capture.stores.contract import Store
+from capture.stores.own_store import OwnStore
 from natty.kv.json_records import UnixTime, Whole
 
 ICEBERG = "iceberg/"
@@ -106,6 +107,11 @@ def archive_location(store: Store, said: str = "") -> str:
     or in a path below them.
     """
     return (said or unquote(store.url.partition("?")[0])).rstrip("/")
+
+
+def is_reachable(store: Store, said: str = "") -> bool:
+    """Return whether other engines can open the archive's objects: not in a store of the user, unless `said`."""
+    return bool(said) or not isinstance(store, OwnStore)
 
 
 def base_location(tables: Mapping[str, Iceberg]) -> str:

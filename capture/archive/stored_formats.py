@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -10,6 +11,8 @@ class StoredFormat:
     """A format and its abilities. `capture.formats.choose` knows the class that writes and reads it."""
 
     name: str
+    identifies: bool = False
+    """Its rows contain sequence and time of their messages. Without it, only the entry says what an object holds."""
     restorable: bool = False
     """It stores everything that a restore needs: every column of the envelope, byte for byte."""
     mergeable: bool = False
@@ -24,6 +27,7 @@ class StoredFormat:
 
 PARQUET = StoredFormat(
     name="parquet",
+    identifies=True,
     restorable=True,
     mergeable=True,
     columnar=True,
@@ -35,11 +39,13 @@ FORMATS = {
     one.name: one
     for one in (
         PARQUET,
-        StoredFormat(name="ndjson", restorable=True, mergeable=True),
-        StoredFormat(name="csv", flattens=True),
-        StoredFormat(name="raw", restorable=True, mergeable=True),
+        StoredFormat(name="ndjson", identifies=True, restorable=True, mergeable=True),
+        StoredFormat(name="csv", identifies=True, flattens=True),
+        StoredFormat(name="raw", identifies=True, restorable=True, mergeable=True),
     )
 }
+OWN = "own-"
+"""Records name a user's format with this prefix before the end of its objects' names. It has no abilities."""
 _UNKNOWN = StoredFormat(name="")
 
 
@@ -49,6 +55,25 @@ def format_of(recorded: str) -> StoredFormat:
     A format that this version does not know has no abilities.
     """
     return FORMATS.get(recorded.partition(".")[0], _UNKNOWN)
+
+
+def ending_of(recorded: str) -> str:
+    """Return the end of the name of an object with this `Stored.format`: "msgpack.zst" for "own-msgpack.zst"."""
+    return recorded.removeprefix(OWN)
+
+
+def list_limits(recorded: str) -> Iterator[str]:
+    """Yield a sentence for each operation that objects of this format do not allow."""
+    known = format_of(recorded)
+    if not known.restorable:
+        yield (
+            "messages are not stored whole: `capture restore`, `cat`, `sql` and `capture.read` refuse these objects,"
+            " and `capture purge --captured` leaves their messages in the stream"
+        )
+    if not known.mergeable:
+        yield "the compaction leaves these objects as they are, so they are not in the table or in Iceberg"
+    if not known.identifies:
+        yield "`capture verify` counts their messages by the entries and checks the objects by SHA-256"
 
 
 def is_open(recorded: str) -> bool:

@@ -14,6 +14,7 @@ import typer
 
 from capture.archive.chain import HeadReader, latest_offline
 from capture.archive.heads import COMPACTION
+from capture.archive.iceberg_state import is_reachable
 from capture.archive.identity import require_archive
 from capture.archive.table import Table
 from capture.cli import settings
@@ -63,6 +64,12 @@ def serve(
     tls = certificate(cert, key, plain_http)
     wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
     tokens = _tokens(token_file)
+    for one in wanted:
+        if not is_reachable(open_store(one.store), one.table.location):
+            raise ConfigError(
+                f"no other engine can open the objects of {one.store.partition('?')[0]}: the archive has no Iceberg"
+                f" tables. If they can be read at another URL, write it as location in [table]"
+            )
 
     async def run() -> None:
         async with Stopping().scope(), _heads(wanted, offline) as heads:

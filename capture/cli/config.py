@@ -18,6 +18,8 @@ import msgspec
 import typer
 
 from capture.archive.heads import SWEEP
+from capture.archive.iceberg_state import is_reachable
+from capture.archive.stored_formats import list_limits
 from capture.cli import settings
 from capture.cli.node import run
 from capture.config.load import NEEDED, RELATED, contradictions, find_missing, gather_settings, read
@@ -26,6 +28,7 @@ from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
 from capture.config.provenance import Given, Place
 from capture.config.secrets import HIDDEN, check_exposure
+from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
 from capture.formats import writer
@@ -33,6 +36,7 @@ from capture.ingest.hooks import hook
 from capture.ingest.layout import layout
 from capture.partitioners import partitioner
 from capture.stores import Address, open_store
+from capture.stores.own_store import is_own
 from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve
@@ -122,6 +126,8 @@ def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
     if found:
         raise typer.Exit(1)
     print(f"{config or 'the configuration'}: fine")
+    for sentence in limits(read(given)[0]):
+        print(f"note: {sentence}")
 
 
 def permissions(
@@ -187,6 +193,14 @@ def problems(given: Given) -> list[str]:
     return [" ".join(sentence.split()) for sentence in found]
 
 
+def limits(config: CaptureConfig) -> list[str]:
+    """Return a sentence for each operation that an archive with these valid settings does not allow."""
+    found = [f"blocks are {config.format}: {limit}" for limit in list_limits(config.format)]
+    if config.store and not is_reachable(open_store(config.store), config.table.location):
+        found.append("no other engine can open the objects of this store: the archive has no Iceberg tables")
+    return found
+
+
 def _unknown_of_nats(given: Given) -> list[str]:
     found = []
     for (_, *names), setting in given.below(("nats",)).items():
@@ -233,10 +247,10 @@ def _redact_servers(urls: str) -> str:
 
 
 def _redact_store(url: str) -> str:
-    if "://" not in url or url.startswith("file://"):
+    if not is_own(url) and ("://" not in url or url.startswith("file://")):
         return url
     plain, mark, query = url.partition("?")
     parts = [part.partition("=") for part in query.split("&") if part]
-    known = Address.__struct_fields__
+    known = () if is_own(url) else Address.__struct_fields__
     said = "&".join(f"{name}{sign}{value if name in known else HIDDEN}" for name, sign, value in parts)
     return redact(plain) + mark + redact(said)

@@ -55,7 +55,7 @@ def run(
         str | None, typer.Option(help="Partitioning: time, subject:N, field:NAME, decoder or module:function.")
     ] = None,
     block_format: Annotated[
-        str | None, typer.Option("--format", help=f"Format of blocks: {', '.join(FORMATS)}.")
+        str | None, typer.Option("--format", help=f"Format of blocks: {', '.join(FORMATS)}, or module:function.")
     ] = None,
     compression: Annotated[str | None, typer.Option(help="Compression: none, gzip, snappy or zstd.")] = None,
     max_age: Annotated[float | None, typer.Option(help="Maximum age of an open block, seconds.")] = None,

@@ -17,7 +17,7 @@ Config = Annotated[
     Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="Configuration file, capture.toml.")
 ]
 Stream = Annotated[str | None, typer.Option(help="Stream [env CAPTURE_STREAM].")]
-Store = Annotated[str | None, typer.Option(help="Archive: a folder, or s3://, az:// or gs:// [env CAPTURE_STORE].")]
+Store = Annotated[str | None, typer.Option(help="Folder, s3://, az://, gs://, or module:function [env CAPTURE_STORE].")]
 PublicKey = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Public keys, lines of NAME:BASE64; one must have signed the manifest."),

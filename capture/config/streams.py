@@ -8,6 +8,7 @@ from capture.archive.manifest import quote_key
 from capture.config.settings import CaptureConfig, Own
 from capture.errors import ConfigError
 from capture.stores.address import SCHEMES
+from capture.stores.own_store import is_own
 
 
 def each(config: CaptureConfig) -> list[CaptureConfig]:
@@ -36,7 +37,8 @@ def only(config: CaptureConfig) -> CaptureConfig:
 
 def below(store: str, stream: str) -> str:
     """Return the store of a stream's archive: a folder below this store."""
-    plain, mark, query = store.partition("?") if store.partition("://")[0] in SCHEMES else (store, "", "")
+    has_query = is_own(store) or store.partition("://")[0] in SCHEMES
+    plain, mark, query = store.partition("?") if has_query else (store, "", "")
     return f"{plain.rstrip('/')}/{quote_key(stream)}{mark}{query}"
 
 

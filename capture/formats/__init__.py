@@ -1,7 +1,7 @@
-"""Formats of stored blocks: Parquet, NDJSON, CSV and raw."""
+"""Formats of stored blocks: Parquet, NDJSON, CSV, raw, and your own."""
 
 from capture.formats.choose import read_object, reader, writer
-from capture.formats.contract import Format, check_format
-from capture.ingest.block import Writer
+from capture.formats.contract import Format, check_writer
+from capture.ingest.block import SealedBlock, Writer
 
-__all__ = ["Format", "Writer", "check_format", "read_object", "reader", "writer"]
+__all__ = ["Format", "SealedBlock", "Writer", "check_writer", "read_object", "reader", "writer"]

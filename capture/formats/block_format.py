@@ -57,6 +57,11 @@ class BlockReader:
         """Whether the format keeps all that a restore needs."""
         return format_of(self.format).restorable
 
+    @property
+    def identifies(self) -> bool:
+        """Whether the rows contain sequence and time of their messages, so that `positions` can read them."""
+        return format_of(self.format).identifies
+
     def read(self, data: bytes, described: SealedBlock | Stored) -> pa.Table:
         """Return the rows of an object that `described` describes: the envelope's columns, then the typed ones.
 

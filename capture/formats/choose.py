@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
-from capture.archive.stored_formats import FORMATS, format_of
+from capture.archive.stored_formats import FORMATS, OWN, format_of
 from capture.decoders import Decoding, decoder
 from capture.errors import CaptureError, ConfigError, FormatError
 from capture.formats.block_format import BlockReader, BlockWriter
@@ -19,29 +19,46 @@ from capture.formats.codecs import ENDINGS, NONE, codec
 from capture.formats.contract import Format
 from capture.formats.csv import CsvWriter
 from capture.formats.ndjson import NdjsonWriter
+from capture.formats.own_format import OwnFormat
 from capture.formats.parquet import ParquetWriter
 from capture.formats.raw import RawWriter
-from capture.ingest.hooks import load_function
+from capture.ingest.block import Writer
 from capture.ingest.record import Decoder
+from capture.stores.plugin import is_plugin, load_function
 
 
 def writer(
-    name: str, *, decode: Decoder[Any] | None = None, compression: str = "", flatten: str = "", keys: Keys | None = None
+    name: str | Writer,
+    *,
+    decode: Decoder[Any] | None = None,
+    compression: str = "",
+    flatten: str = "",
+    keys: Keys | None = None,
 ) -> Format | BlockWriter:
-    """Return the writer of this format: "parquet", "ndjson", "csv" or "raw".
+    """Return the writer of this format: "parquet", "ndjson", "csv", "raw", or your own.
+
+    Your own is a `Writer`, or "module:function", which is called with the decoder and returns one.
 
     `compression` is "none", "gzip", "snappy" or "zstd"; Parquet uses it inside, and zstd by default. `decode` gives
     Parquet its typed columns, and CSV its values, which `flatten` ("module:function") turns into rows. With `keys`
     blocks are encrypted. ConfigError, with the known names, if a name is unknown.
     """
     decoding = Decoding.of(decode or decoder("raw"))
+    own = _load_own(name, decoding)
+    name = own.format if own else str(name)
     wanted = format_of(name)
     if flatten and not wanted.flattens:
         able = ", ".join(one.name for one in FORMATS.values() if one.flattens)
         raise ConfigError(f"flatten makes rows for {able}; {name} has none")
-    plain = _plain(name, decoding, compression, flatten)
+    plain = own or _plain(name, decoding, compression, flatten)
     around = None if wanted.compresses else codec(compression or NONE)
     return BlockWriter(plain, around, keys) if around or keys else plain
+
+
+def _load_own(name: str | Writer, decoding: Decoding[Any]) -> OwnFormat | None:
+    if not isinstance(name, str):
+        return OwnFormat.of(name)
+    return OwnFormat.load(name, decoding) if is_plugin(name) else None
 
 
 def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = "", flatten: str = "") -> Format:
@@ -54,7 +71,7 @@ def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = 
             return CsvWriter(decoding or decoder("raw"), load_function(flatten, "flatten", ()) if flatten else None)
         case "raw":
             return RawWriter()
-    raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}")
+    raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}, and module:function")
 
 
 def reader(format: str, keys: Keys | None = None) -> BlockReader:
@@ -62,9 +79,11 @@ def reader(format: str, keys: Keys | None = None) -> BlockReader:
     plain, *endings = format.split(".")
     encrypted = endings[-1:] == [ENDING]
     compressions = endings[: len(endings) - encrypted]
-    if plain not in FORMATS or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
+    is_own = plain.startswith(OWN)
+    if not (is_own or plain in FORMATS) or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
         raise FormatError(f"{format!r} is not a format that this version reads")
-    return BlockReader(format, _plain(plain), ENDINGS[compressions[0]] if compressions else None, keys)
+    inside = OwnFormat(plain.removeprefix(OWN)) if is_own else _plain(plain)
+    return BlockReader(format, inside, ENDINGS[compressions[0]] if compressions else None, keys)
 
 
 @contextmanager

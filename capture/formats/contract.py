@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from typing import IO, Protocol, TypeAlias
+from typing import IO, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from capture.archive.stored_formats import FORMATS
+from capture.archive.stored_formats import FORMATS, OWN
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.record import Records
@@ -21,6 +22,7 @@ Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
 LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
 
 
+@runtime_checkable
 class Format(Writer, Protocol):
     """Writes blocks and reads them back, without compression and encryption around them.
 
@@ -50,24 +52,34 @@ class Format(Writer, Protocol):
         ...
 
 
-def check_format(wanted: Format) -> None:
-    """Raise AssertionError unless a format writes any message, keeps what it claims to keep, and reads it back."""
+def check_writer(wanted: Writer) -> None:
+    """Check that a writer writes any block. AssertionError names the kind of block, and what is wrong with it.
+
+    Threads write blocks at the same time, and equal blocks must give equal bytes. A `Format` must also read them back,
+    with all that it claims to keep; a writer without `read` is one of a user, which capture does not read.
+    """
+    for name, block in sample_blocks():
+        with ThreadPoolExecutor(2) as threads:
+            data, again = threads.map(wanted.write, [block, block])
+        assert isinstance(data, bytes), f"{name}: write returned {type(data).__name__}, not bytes"
+        assert data == again, f"{name}: the same block gave other bytes the second time"
+        if isinstance(wanted, Format) and not wanted.format.startswith(OWN):
+            _check_reading(wanted, name, block, data)
+
+
+def _check_reading(wanted: Format, name: str, block: SealedBlock, data: bytes) -> None:
     described = FORMATS.get(wanted.format)
     assert described is not None, f"{wanted.format!r} is not described in capture.archive.stored_formats"
-    for name, block in sample_blocks():
-        data = wanted.write(block)
-        assert isinstance(data, bytes), f"{name}: write returned {type(data).__name__}, not bytes"
-        assert data == wanted.write(block), f"{name}: the same block gave other bytes the second time"
-        places = [place for some in wanted.positions(BytesIO(data)) for place in zip(*some, strict=True)]
-        assert places == list(zip(block.records.sequences, block.records.times_ns, strict=True)), (
-            f"{name}: other sequences or times came back"
-        )
-        found = wanted.read(data).select(SCHEMA.names)
-        assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
-        parts = [part.select(SCHEMA.names) for part in wanted.parts(BytesIO(data), 100)]
-        assert pa.concat_tables(parts).equals(found), f"{name}: read in parts it has other rows"
-        if described.restorable:
-            _check_rows(name, to_table(block.records).to_pylist(), found.to_pylist())
+    places = [place for some in wanted.positions(BytesIO(data)) for place in zip(*some, strict=True)]
+    assert places == list(zip(block.records.sequences, block.records.times_ns, strict=True)), (
+        f"{name}: other sequences or times came back"
+    )
+    found = wanted.read(data).select(SCHEMA.names)
+    assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
+    parts = [part.select(SCHEMA.names) for part in wanted.parts(BytesIO(data), 100)]
+    assert pa.concat_tables(parts).equals(found), f"{name}: read in parts it has other rows"
+    if described.restorable:
+        _check_rows(name, to_table(block.records).to_pylist(), found.to_pylist())
 
 
 def _check_rows(name: str, wanted: list[dict[str, object]], found: list[dict[str, object]]) -> None:

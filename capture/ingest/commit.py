@@ -7,7 +7,8 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_hex
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.picture import GRACE
 from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import ending_of
 from capture.errors import AlreadyStoredError, ConfigError, StoreError
 from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion
@@ -117,12 +119,13 @@ class Committer:
         Each call uses its own names, so a block or entry that already exists was written by an earlier attempt of this
         call. Nothing is acknowledged before block and entry are durable, even if the call is cancelled.
 
-        Raises StoreError if the store failed `attempts` times, or was so slow that the sweep may delete the block; the
-        messages are then handed back to the server.
+        Raises StoreError if a user's writer failed, if the store failed `attempts` times, or if it was so slow that the
+        sweep may delete the block; the messages are then handed back to the server.
         """
         began, stored, failure = time.monotonic(), None, None
         try:
-            data, stored = await asyncio.to_thread(self._serialise, block)
+            with self._hand_back_if_failing(block):
+                data, stored = await asyncio.to_thread(self._serialise, block)
             await self._store_and_settle(block, data, stored)
             return stored
         except BaseException as error:
@@ -133,15 +136,20 @@ class Committer:
                 self._on_complete(_completion(block, stored, failure, time.monotonic() - began))
 
     async def _store_and_settle(self, block: SealedBlock, data: bytes, stored: Stored) -> None:
-        try:
+        with self._hand_back_if_failing(block):
             since = await self._put_block(stored.path, data)  # durable
             self._check_age(since)
             await self._put_entry(stored, since)  # visible
+        self._acknowledger.ack(block.records.replies)
+        log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
+
+    @contextmanager
+    def _hand_back_if_failing(self, block: SealedBlock) -> Iterator[None]:
+        try:
+            yield
         except StoreError as error:
             self._hand_back(block)
             raise _describe(error, block, self._store.url) from error
-        self._acknowledger.ack(block.records.replies)
-        log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
 
     def _hand_back(self, block: SealedBlock) -> None:
         """Request the block's messages again, each after a delay that grows with its deliveries."""
@@ -163,7 +171,7 @@ class Committer:
             block.last,
             block.count,
             digest,
-            f".{self._writer.format}",
+            f".{ending_of(self._writer.format)}",
             unique=token_hex(4),
             folder=self._layout(partition),
         )

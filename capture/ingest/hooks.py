@@ -1,4 +1,4 @@
-"""The user's own functions: loads them, and calls a hook after each attempt to store a block."""
+"""The user's hook: a function that is called after each attempt to store a block."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
-from capture.errors import ConfigError
+from capture.stores.plugin import load_function
 
 LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted
 END_WITHIN = 5.0  # seconds that a hook has for the waiting completions when capture ends
@@ -117,21 +116,3 @@ class Hook:
 def hook(spec: str) -> Callable[[Completion], Any] | None:
     """Return the function that "module:function" names; None for "". Raises ConfigError if there is none."""
     return load_function(spec, "on_store_complete", ()) if spec else None
-
-
-def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., Any]:
-    """Return the function that `spec`, "module:attribute", names.
-
-    `what` and `known` are for the ConfigError: what is configured, and the names that are built in.
-    """
-    module_name, colon, attribute = spec.partition(":")
-    if not (module_name and colon and attribute):
-        choices = ", ".join([*known, "module:attribute"])
-        raise ConfigError(f"there is no {what} {spec!r}; the known ones are {choices}")
-    try:
-        found = getattr(import_module(module_name), attribute)
-    except Exception as error:  # importing the user's module may raise anything
-        raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
-    return found  # type: ignore[no-any-return]

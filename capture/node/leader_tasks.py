@@ -17,7 +17,7 @@ import msgspec
 from capture.archive import chain
 from capture.archive.coverage import Coverage, coverage
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
-from capture.archive.iceberg_state import Expiry, archive_location, base_location, table_states
+from capture.archive.iceberg_state import Expiry, archive_location, base_location, is_reachable, table_states
 from capture.archive.picture import Picture
 from capture.archive.recording import record
 from capture.archive.retention import EVERYTHING, Retention
@@ -92,7 +92,7 @@ class LoadedExposure:
             await loaded.announce(store, table)
 
     async def _for(self, table: Table) -> Exposure | None:
-        if self._loaded is None and (table.files or table.iceberg):
+        if self._loaded is None and (table.files or table.iceberg) and is_reachable(self.store, self.rule.location):
             self._loaded = await asyncio.to_thread(_exposer, self.store, self.rule, self.node)
         return self._loaded
 

@@ -19,7 +19,8 @@ from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, NotDrainedError, StoreError
-from capture.formats import writer
+from capture.formats import Writer
+from capture.formats import writer as choose_writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announce, software_version
 from capture.ingest.commit import Acknowledger, CommitOptions, Committer
@@ -37,7 +38,7 @@ from capture.node.shutdown import Stopping, reloading
 from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
 from capture.status.backlog import read_backlog, summarise
-from capture.stores import Store, open_store
+from capture.stores import OwnStore, Store, open_store
 from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
 from natty.config.units import write_count
 from natty.elections import default_node_name
@@ -64,18 +65,29 @@ class Node:
         self,
         config: CaptureConfig,
         *,
+        store: Store | None = None,
+        writer: Writer | None = None,
         on_store_complete: Callable[[Completion], Any] | None = None,
         load: Callable[[], CaptureConfig] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`on_store_complete` replaces the configured hook; see `capture.ingest.hooks.Hook`.
+        """`store` replaces the configured store; it is any object that passes `capture.stores.check_store`.
+
+        Other processes open a store by its URL. If `open_store` can't open `store.url`, this node does not compact, and
+        commands can't read the archive: then configure `store = "module:function"` instead. ConfigError if `store` is
+        not a store.
+
+        `writer` replaces the configured format; it is any object that passes `capture.formats.check_writer`.
+        Compression and encryption are added around it as configured. ConfigError if `writer` is not a writer.
+
+        `on_store_complete` replaces the configured hook; see `capture.ingest.hooks.Hook`.
 
         `load` reads the configuration again at SIGHUP; without it, SIGHUP keeps its usual meaning. `on_reload` is
         called with the new configuration.
         """
         self.config = config
         self.name = config.node or default_node_name()
-        self.store: Store = open_store(config.store)
+        self.store: Store = open_store(config.store) if store is None else OwnStore(store)
         self.stored: Counter[str] = Counter()
         self.natty: Natty | None = None  # set once it is connected
         self.start = Start(config.start_timeout)
@@ -93,8 +105,8 @@ class Node:
         self._since = time.time()
         self._decode = decoder(config.decoder)
         self._partition = partitioner(config.partition)
-        self.writer = writer(
-            config.format,
+        self.writer = choose_writer(
+            writer or config.format,
             decode=self._decode,
             compression=config.compression,
             flatten=config.flatten,
@@ -331,7 +343,11 @@ class Node:
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
         duty.store_messages = self._store_messages
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
-        if reason := await asyncio.to_thread(unavailable, config.spark.options()):
+        if reason := _explain_unreachable(self.store.url):
+            log.warning(
+                "%s is not a candidate for the compaction: %s", self.name, reason, extra={"action": "no_store_url"}
+            )
+        elif reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
                 "%s is not a candidate for the compaction, a node with Spark has to run for it: %s",
                 self.name,
@@ -382,6 +398,15 @@ def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
         f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It creates "
         "the consumer again, with the same start; the compaction removes messages that are stored twice because of it"
     )
+
+
+def _explain_unreachable(url: str) -> str:
+    """Return why Spark's processes can't open the store; "" if they can."""
+    try:
+        open_store(url)
+    except CaptureError as error:
+        return f"Spark's processes can't open its store: {error}"
+    return ""
 
 
 def _check(config: CaptureConfig) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 from capture.decoders.contract import BY_BATCH
 from capture.errors import ConfigError
-from capture.ingest.hooks import load_function
 from capture.partitioners.contract import Partitioner, guard, per_record
 from capture.partitioners.decoder import ByDecoder
 from capture.partitioners.field import Field
 from capture.partitioners.subject import SubjectToken
 from capture.partitioners.time import ByTime
+from capture.stores.plugin import load_function
 
 KNOWN = ("subject:<token, from 0>", "field:<name>", "time", "decoder")
 

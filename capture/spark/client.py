@@ -29,6 +29,7 @@ from capture.spark.protocol import (
     Rows,
     View,
 )
+from capture.stores.own_store import is_own
 
 FIRST_START = "Spark starts for the first time here: an archive of its classes is made first, which takes a minute"
 NOT_INSTALLED = 'Spark is not installed here; run: pip install "natty-nats[spark]"'
@@ -138,4 +139,4 @@ def unavailable(options: SparkOptions) -> str:
 
 def _absolute(store_url: str) -> str:
     """Return an absolute URL: the child works in its own folder, where a relative path means another place."""
-    return store_url if "://" in store_url else str(Path(store_url).absolute())
+    return store_url if "://" in store_url or is_own(store_url) else str(Path(store_url).absolute())

@@ -11,6 +11,7 @@ import msgspec
 
 from capture.errors import ConfigError, StoreError, mistake
 from capture.stores.contract import check_path
+from capture.stores.own_store import is_own, join_settings
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}
 """The kinds of object stores, and what each calls the container of objects."""
@@ -130,11 +131,14 @@ def store_url(settings: dict[str, Any]) -> str:
         raise ConfigError('[store] has no url: write url = "s3://bucket/prefix", or a folder')
     if url.partition("://")[0] in SCHEMES:
         return Address.of(settings).text
+    if is_own(url):
+        return join_settings(url, {name: value for name, value in settings.items() if name != "url"})
     if settings.keys() == {"url", "private"}:
         return _folder_url(url, settings["private"])
     if len(settings) > 1:
         others = ", ".join(sorted(settings.keys() - {"url"}))
-        raise ConfigError(f"[store]: {others}: for s3://, az:// and gs:// only, not for {_redact(url)}")
+        kinds = "s3://, az://, gs:// and module:function"
+        raise ConfigError(f"[store]: {others}: for {kinds} only, not for {_redact(url)}")
     return url
 
 

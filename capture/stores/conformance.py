@@ -18,7 +18,8 @@ AWKWARD_NAMES = ("key=a%2Fb", "with space", "ÄÖ-漢字-🛫", "key=", "a.b..c"
 async def check_store(store: Store) -> None:
     """Check that a store keeps the contract. AssertionError names the promise that it breaks.
 
-    It works in a folder of its own and removes it at the end, so it can be run on a store that is in use.
+    It works in a folder of its own and removes it at the end, so it can be run on a store that is in use. Check your
+    own store as capture opens it: `check_store(open_store("module:function"))`, or `check_store(OwnStore(store))`.
     """
     folder = f"conformance-{uuid4().hex}"
     checks = (

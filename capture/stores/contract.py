@@ -39,6 +39,13 @@ class Store(Protocol):
     Paths are relative, separated by "/", and checked by `check_path`. Every method may raise StoreError:
     StoreFullError when the store is full, StoreUnreadableError when permissions or mounts are wrong, StoreUnfitError
     when the store can't keep this contract.
+
+    Several calls run at once. Calls may come from several event loops, one after the other, in several threads; so a
+    store keeps no connection that is bound to one loop.
+
+    A store of a user ("module:function", or `Node(store=…)`) is used behind `capture.stores.OwnStore`, which checks
+    paths for it and turns its other exceptions into StoreError. Of the errors above it must raise NotStoredError and
+    AlreadyStoredError itself.
     """
 
     url: str

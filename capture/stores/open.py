@@ -11,8 +11,12 @@ from capture.stores.address import SCHEMES, Address
 from capture.stores.contract import Store
 from capture.stores.file import FileStore
 from capture.stores.memory import MemoryStore
+from capture.stores.own_store import is_own, open_own
 
-KNOWN = "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name"
+KNOWN = (
+    "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name, and"
+    " your own as module:function"
+)
 _memory: dict[str, MemoryStore] = {}
 
 
@@ -23,6 +27,7 @@ def open_store(url: str | Path | Store) -> Store:
       the files.
     - An object store: `s3://bucket/prefix?endpoint=…`, `az://…`, `gs://…`; see `capture.stores.address.Address`.
     - `memory://name`: one store for each name in this process.
+    - Your own: `module:function?name=value`; see `capture.stores.own_store.open_own`.
 
     A store is returned as it is. ConfigError if this version does not know the kind of the URL.
     """
@@ -32,10 +37,8 @@ def open_store(url: str | Path | Store) -> Store:
         return url
     if not url:
         raise ConfigError(f"no store was named; supported are {KNOWN}")
-    if "://" not in url:
-        if ":" in url.partition("/")[0]:  # `s3:bucket`, or `module:function` as in other settings
-            raise ConfigError(f"{url!r} is not a store; supported are {KNOWN}. Write ./{url} for a folder of that name")
-        return FileStore(url)
+    if "://" not in url.partition("?")[0]:
+        return _open_without_scheme(url)
     if url.partition("://")[0] in SCHEMES:
         try:
             from capture.stores.object import ObjectStore  # the only import of obstore: 16 MB that folders don't need
@@ -56,3 +59,23 @@ def open_store(url: str | Path | Store) -> Store:
             raise ConfigError(f"{url!r}: the query of a folder's URL is private=true, or empty")
         return FileStore(url2pathname(parts.path), private=parts.query == "private=true")
     raise ConfigError(f"{parts.scheme}:// is not a kind of store that this version supports; supported are {KNOWN}")
+
+
+def _open_without_scheme(url: str) -> Store:
+    """Return the folder of a plain path, or the user's store. ConfigError."""
+    first = url.partition("?")[0].partition("/")[0]
+    if ":" not in first:
+        return FileStore(url)
+    kind, _, rest = url.partition(":")
+    if kind in (*SCHEMES, "file", "memory"):
+        slashes = "///" if kind == "file" else "//"
+        raise ConfigError(
+            f"{url!r} is not a store: write {kind}:{slashes}{rest.lstrip('/')}, or ./{url} for a folder of that name."
+            f" Supported are {KNOWN}"
+        )
+    if not is_own(url):
+        raise ConfigError(f"{url!r} is not a store; supported are {KNOWN}. Write ./{url} for a folder of that name")
+    try:
+        return open_own(url)
+    except ConfigError as error:
+        raise ConfigError(f"{error}. Write ./{first} for a folder of that name") from error

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import BLOCKS, TABLE, Stored
@@ -18,6 +18,9 @@ from capture.errors import CaptureError, CipherError, FormatError, KeyMissingErr
 from capture.stores.contract import Store
 from capture.verification.verdict import Holdings
 from natty.wire.background import map_concurrently
+
+if TYPE_CHECKING:
+    from capture.formats.block_format import BlockReader
 
 UNDECODABLE_KEY = "_undecodable"  # the same as `capture.partitioners.UNDECODABLE`; a user's key has another text
 OBJECTS_AT_ONCE = 4
@@ -168,9 +171,16 @@ async def _copy(store: Store, record: Stored, file: IO[bytes]) -> str:
 
 
 def _check(record: Stored, file: IO[bytes], keys: Keys | None) -> Finding:
+    from capture.formats import reader  # imported here, so that the arithmetic needs no pyarrow
+
     try:
-        held = _positions_of(record, file, keys)
-        return _compare(record, held)
+        layers = reader(record.format, keys)
+        if layers.identifies:
+            return _compare(record, _positions_of(record, file, layers))
+        opened = layers.open(file, record)
+        while opened.read(CHUNK_BYTES):
+            pass
+        return SOUND
     except KeyMissingError as error:
         return Finding(State.UNCHECKED, f"{record.path} can't be opened: {error}")
     except CipherError as error:
@@ -189,12 +199,10 @@ class _Positions:
     max_ns: int
 
 
-def _positions_of(record: Stored, file: IO[bytes], keys: Keys | None) -> _Positions:
-    from capture.formats import reader  # imported here, so that the arithmetic needs no pyarrow
-
+def _positions_of(record: Stored, file: IO[bytes], layers: BlockReader) -> _Positions:
     held, rows = Sequences(), 0
     earliest, latest = [], []
-    for sequences, times_ns in reader(record.format, keys).positions(file, record):
+    for sequences, times_ns in layers.positions(file, record):
         held = held | Sequences.from_iterable(sequences)
         rows += len(sequences)
         if times_ns:

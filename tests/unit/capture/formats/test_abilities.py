@@ -7,7 +7,7 @@ import pytest
 
 from capture.archive.stored_formats import FORMATS, format_of, is_open
 from capture.errors import ConfigError, FormatError
-from capture.formats import check_format, reader, writer
+from capture.formats import check_writer, reader, writer
 from capture.formats.choose import _plain
 
 ROOT = Path(__file__).parents[4]
@@ -50,7 +50,7 @@ def test_no_file_compares_the_name_of_a_format() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_described_format_can_be_written_and_read_and_conforms(name: str) -> None:
     assert (writer(name).format, reader(name).format) == (name, name)
-    check_format(_plain(name))
+    check_writer(_plain(name))
 
 
 def test_what_each_format_can_do() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capture.decoders import decoder
 from capture.errors import ConfigError
-from capture.formats import Format, check_format, writer
+from capture.formats import Format, check_writer, writer
 from capture.formats.contract import sample_blocks
 from capture.formats.csv import CsvWriter
 from capture.formats.envelope import SCHEMA, header_columns, to_table
@@ -51,7 +51,7 @@ def block(*messages: tuple[bytes, bytes, bytes]) -> SealedBlock:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_conforms(name: str) -> None:
-    check_format(FORMATS[name])
+    check_writer(FORMATS[name])
 
 
 def test_the_conformance_check_notices_a_format_that_loses_a_column() -> None:
@@ -61,7 +61,7 @@ def test_the_conformance_check_notices_a_format_that_loses_a_column() -> None:
             return table.set_column(8, table.schema.field("payload"), pa.array([b"other"] * len(table), pa.binary()))
 
     with pytest.raises(AssertionError, match="payload of"):
-        check_format(Forgetful())
+        check_writer(Forgetful())
 
 
 @pytest.mark.parametrize(("name", "kept"), [(name, kept) for name, kept in sample_blocks()])

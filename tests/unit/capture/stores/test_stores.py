@@ -271,7 +271,7 @@ async def test_memory_stores_are_shared_by_name():
         await open_store("memory://shared-by-name").put("a", b"2")
 
 
-@pytest.mark.parametrize("url", ["ftp://bucket", "", "file://host/x", "file://relative", "module:Store", "s3:bucket"])
+@pytest.mark.parametrize("url", ["ftp://bucket", "", "file://host/x", "file://relative", "module:", "s3:bucket"])
 def test_an_unknown_kind_of_store_is_refused_with_the_known_ones(url):
     with pytest.raises(ConfigError, match="file:///"):
         open_store(url)
@@ -374,7 +374,10 @@ def test_the_store_section_of_capture_toml_becomes_the_url(tmp_path):
     ("section", "sentence"),
     [
         ('endpoint = "https://minio"', "no url: write url = "),
-        ('url = "/folder"\nregion = "eu-1"', "region: for s3://, az:// and gs:// only, not for /folder"),
+        (
+            'url = "/folder"\nregion = "eu-1"',
+            "region: for s3://, az://, gs:// and module:function only, not for /folder",
+        ),
         ('url = "s3://b"\nendpont = "x"', "there is no setting `endpont`"),
         ('url = "s3://b"\ntimeout = "soon"', "timeout"),
     ],

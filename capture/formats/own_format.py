@@ -1,0 +1,87 @@
+"""A format of the user, "module:function": its writer makes the objects, and nothing in capture reads them back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import IO, Any, NoReturn
+
+import pyarrow as pa
+
+from capture.archive.stored_formats import OWN
+from capture.decoders import Decoding
+from capture.errors import CaptureError, ConfigError, FormatError, StoreError
+from capture.formats.contract import Positions
+from capture.ingest.block import SealedBlock, Writer
+from capture.stores.plugin import check_has, make_plugin
+from natty.config.units import write_count
+
+NEEDS = ("format", "write")
+
+_is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}").fullmatch
+
+
+class OwnFormat:
+    """A user's writer behind the contract of `Format`. Records name it `own-` and the writer's `format`.
+
+    A block that the writer can't write is a StoreError: its messages are handed back, and nothing is acknowledged.
+    Reading is a FormatError, since an archive must not name code that its readers load.
+    """
+
+    def __init__(self, name: str, inner: Writer | None = None) -> None:
+        """`name` is the end of the objects' names. Without `inner`, it only answers that it can't be read."""
+        self.format = f"{OWN}{name}"
+        self.unfit: Counter[str] = Counter()
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"OwnFormat({self.format!r}, {self._inner!r})"
+
+    @classmethod
+    def of(cls, writer: Writer) -> OwnFormat:
+        """Return the format of a user's writer. ConfigError if it is not a writer, or the name is not valid."""
+        check_has(writer, NEEDS, "writer is a")
+        name = writer.format
+        if not isinstance(name, str) or not _is_name(name):
+            raise ConfigError(
+                f"the writer {type(writer).__name__} has the format {name!r}, which can't be the end of a file's name:"
+                f" write 1 to 32 letters, digits, '-' and '_', without a dot; capture adds those of compression"
+            )
+        return cls(name, writer)
+
+    @classmethod
+    def load(cls, spec: str, decoding: Decoding[Any]) -> OwnFormat:
+        """Return the format of "module:function", which gets the decoder and returns a `Writer`. ConfigError."""
+        return cls.of(make_plugin(spec, "writer", decoding, needs=NEEDS))
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object's bytes. StoreError if the writer raises, or returns something else."""
+        assert self._inner is not None
+        try:
+            data = self._inner.write(block)
+        except CaptureError:
+            raise
+        except Exception as error:
+            count = write_count(block.count, "message")
+            what = f"{type(error).__name__}: {error}"
+            raise StoreError(f"the writer {type(self._inner).__name__} failed on {count}: {what}") from error
+        if not isinstance(data, bytes):
+            raise StoreError(f"the writer {type(self._inner).__name__} returned {type(data).__name__}, not bytes")
+        return data
+
+    def read(self, data: bytes) -> pa.Table:
+        """Raise FormatError."""
+        self._refuse()
+
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Raise FormatError."""
+        self._refuse()
+
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Raise FormatError."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        name = self.format.removeprefix(OWN)
+        raise FormatError(f"{name} is a format of your own, which capture writes and can't read")

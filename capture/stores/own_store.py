@@ -1,0 +1,111 @@
+"""A store of the user, "module:function": made from its URL, kept to the contract, with a folder for each archive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from capture.errors import CaptureError, ConfigError, StoreError
+from capture.stores.contract import Listing, ObjectInfo, Store, check_path
+from capture.stores.plugin import check_has, is_plugin, make_plugin
+
+METHODS = ("put", "get", "get_range", "list", "delete", "remove_leftovers")
+
+
+def is_own(url: str) -> bool:
+    """Return whether a URL names a function of the user that returns a store: "module:function/folder?name=value"."""
+    return is_plugin(url.partition("?")[0].partition("/")[0]) is not None
+
+
+def open_own(url: str) -> OwnStore:
+    """Return the store of a URL "module:function/folder?name=value".
+
+    The function is called with the values of the query as keyword arguments, all of them texts, and returns a `Store`.
+    Paths of the result are below the folder, which the function does not get. ConfigError if the function can't be
+    loaded, does not take these arguments, raises, or returns something else.
+    """
+    plain, _, query = url.partition("?")
+    spec, _, folder = plain.partition("/")
+    try:
+        settings = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+    except ValueError:
+        raise ConfigError(f"{plain}: the text after the ? is not name=value&name=value") from None
+    prefix = unquote(folder.strip("/"))
+    if prefix:
+        try:
+            check_path(prefix)
+        except StoreError as error:
+            raise ConfigError(f"{plain}: {error}") from error
+    return OwnStore(make_plugin(spec, "store", needs=METHODS, settings=settings), url, prefix)
+
+
+def join_settings(url: str, settings: dict[str, Any]) -> str:
+    """Return the URL of a user's store with these further settings in its query. ConfigError if one is not a value."""
+    for name, value in settings.items():
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"[store]: `{name}` is not a text, number or truth value, but {type(value).__name__}")
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items()}
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(texts, safe=':/', quote_via=quote)}" if texts else url
+
+
+class OwnStore:
+    """A user's store behind the contract of `Store`.
+
+    Every path is checked before the user's store gets it. An exception that is not a CaptureError becomes a StoreError
+    with the name of the operation and the path, so that it is retried and reported as one of a store of ours.
+    """
+
+    def __init__(self, inner: Store, url: str = "", prefix: str = "") -> None:
+        """`url` opens this store in other processes; default: the `url` of `inner`. ConfigError if neither is given."""
+        check_has(inner, METHODS if url else (*METHODS, "url"), "store is a")
+        self.url: str = url or inner.url
+        self._inner = inner
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def __repr__(self) -> str:
+        return f"OwnStore({self.url.partition('?')[0]!r}, {self._inner!r})"
+
+    async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        """As in the contract."""
+        async with self._name_failure("put", path):
+            await self._inner.put(self._prefix + check_path(path), data, if_absent=if_absent)
+
+    async def get(self, path: str) -> bytes:
+        """As in the contract."""
+        async with self._name_failure("get", path):
+            return await self._inner.get(self._prefix + check_path(path))
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """As in the contract."""
+        async with self._name_failure("get_range", path):
+            return await self._inner.get_range(self._prefix + check_path(path), start, length)
+
+    async def list(self, prefix: str = "") -> Listing:
+        """As in the contract."""
+        async with self._name_failure("list", prefix):
+            found = await self._inner.list(self._prefix + prefix)
+            return [ObjectInfo(one.path.removeprefix(self._prefix), one.bytes, one.modified) for one in found]
+
+    async def delete(self, path: str) -> None:
+        """As in the contract."""
+        async with self._name_failure("delete", path):
+            await self._inner.delete(self._prefix + check_path(path))
+
+    async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
+        """As in the contract. Leftovers of all folders of the user's store are removed."""
+        async with self._name_failure("remove_leftovers", ""):
+            return await self._inner.remove_leftovers(older_than_seconds, now)
+
+    @asynccontextmanager
+    async def _name_failure(self, operation: str, path: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except CaptureError:
+            raise
+        except Exception as error:
+            where = f"{operation} {path}".strip()
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise StoreError(f"{where} failed in the store {self.url.partition('?')[0]}: {what}") from error

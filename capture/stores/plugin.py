@@ -1,0 +1,63 @@
+"""The user's own code: loads what "module:function" names, and makes the user's objects with it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+from capture.errors import CaptureError, ConfigError
+
+_NAME = r"[^\W\d]\w*"
+is_plugin = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*").fullmatch
+"""Return a match if a text has the form "module:function"."""
+
+
+def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., Any]:
+    """Return the function that `spec`, "module:attribute", names.
+
+    `what` and `known` are for the ConfigError: what is configured, and the names that are built in.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        choices = ", ".join([*known, "module:attribute"])
+        raise ConfigError(f"there is no {what} {spec!r}; the known ones are {choices}")
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except Exception as error:  # importing the user's module may raise anything
+        raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def make_plugin(
+    spec: str, what: str, *arguments: Any, needs: Iterable[str], settings: Mapping[str, str] | None = None
+) -> Any:
+    """Call the function that `spec` names with these arguments and settings; return its object.
+
+    ConfigError if it can't be loaded, does not take these arguments, raises, or returns an object without the methods
+    or attributes `needs`. An error of ours passes unchanged.
+    """
+    function, settings = load_function(spec, what, ()), settings or {}
+    try:
+        inspect.signature(function).bind(*arguments, **settings)
+    except (TypeError, ValueError) as error:
+        given = ", ".join([*(["the decoder"] if arguments else []), *settings]) or "no arguments"
+        raise ConfigError(f"the {what} {spec!r} can't be called with {given}: {error}") from error
+    try:
+        made = function(*arguments, **settings)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the {what} {spec!r} failed: {type(error).__name__}: {error}") from error
+    check_has(made, needs, f"the {what} {spec!r} returned")
+    return made
+
+
+def check_has(made: object, needs: Iterable[str], sentence: str) -> None:
+    """Raise ConfigError, which begins with the sentence, if the user's object is without one of these names."""
+    if missing := [name for name in needs if not hasattr(made, name)]:
+        raise ConfigError(f"{sentence} {type(made).__name__}, which has no {', '.join(missing)}")

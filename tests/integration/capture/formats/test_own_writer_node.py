@@ -1,0 +1,123 @@
+"""The writer of docs/extending.md, a module of the user: under a real node, and under every command that reads blocks."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import cramjam
+import msgspec
+import pytest
+from own_code import write_module
+
+from capture.archive.manifest import BLOCKS
+from capture.config.load import load
+from capture.node.node import Node
+from capture.stores import open_store
+
+MESSAGES = 1000
+READING = (
+    ("cat",),
+    ("sql", "SELECT count(*) FROM messages"),
+    ("restore", "--as", "copy"),
+)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    folder = write_module(tmp_path / "modules", "msgpack_blocks")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    yield folder
+    sys.modules.pop("msgpack_blocks", None)
+
+
+async def capture(*arguments):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("CAPTURE_", "NATS_"))}
+    command = [sys.executable, "-m", "capture", *map(str, arguments)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+async def rows_in(store):
+    paths = [one.path for one in await store.list(BLOCKS)]
+    assert paths, "there are blocks"
+    assert all(path.endswith(".msgpack.zst") for path in paths), paths
+    found = []
+    for path in paths:
+        found += msgspec.msgpack.decode(bytes(cramjam.zstd.decompress(await store.get(path))))
+    return found
+
+
+@pytest.mark.long
+async def test_a_node_with_a_users_writer_stores_every_message_and_each_command_says_what_it_can_not_do(fleet, module):
+    settings = {"format": "msgpack_blocks:MessagePack", "compression": "zstd", "compaction__min_files": 1}
+    config = fleet.configure(ack_wait=3.0, limits__max_age=0.3, compaction__max_wait=0.0, **settings)
+    said = await capture("config", "check", "--config", config)
+    assert said.returncode == 0, said.stderr
+    assert (
+        "note: blocks are msgpack_blocks:MessagePack: messages are not stored whole: `capture restore`" in said.stdout
+    )
+    assert "note: blocks are msgpack_blocks:MessagePack: the compaction leaves these objects as they are" in said.stdout
+    nodes = [fleet.start(name, config) for name in ("a", "b")]
+    await fleet.publish([b'{"n":%d}' % number for number in range(MESSAGES // 2)])
+    await fleet.until(lambda state: state["ack_floor"]["stream_seq"] > 0)
+    nodes[0].kill()
+    await fleet.publish([b'{"n":%d}' % number for number in range(MESSAGES // 2, MESSAGES - 1)] + [b"{"])
+    await fleet.until_all_acked(MESSAGES)
+    assert await fleet.stop(nodes[1]) == 0
+    rows = await rows_in(open_store(str(fleet.store)))
+    assert {row["value"]["n"] for row in rows if row["value"]} == set(range(MESSAGES - 1))
+    assert {row["payload"] for row in rows if row["value"] is None} == {b"{"}
+    verified = await capture("verify", "--config", config, "--deep", "--json")
+    verdict = json.loads(verified.stdout)
+    assert (verified.returncode, verdict["stored"], verdict["missing"]) == (0, MESSAGES, 0), verdict
+    assert ".msgpack.zst" in (await capture("ls", "--config", config)).stdout
+    assert (await capture("status", "--config", config, "--once")).returncode == 0
+    compacted = await capture("compact", "--config", config)
+    assert compacted.returncode == 0, compacted.stderr
+    assert await open_store(str(fleet.store)).list("table/") == []
+    for command in READING:
+        refused = await capture(*command, "--config", config)
+        assert refused.returncode != 0, command
+        assert "own-msgpack" in refused.stderr or "whole" in refused.stderr, (command, refused.stderr)
+    purged = await capture("purge", "--captured", "--config", config)
+    assert (await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}"))["state"]["messages"] == MESSAGES, purged
+    damaged = next(fleet.store.rglob("*.msgpack.zst"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert "SHA-256" in (await capture("verify", "--config", config, "--deep")).stdout
+
+
+class Picky:
+    """A writer that fails on a message once, as one with a fault that is then mended."""
+
+    format = "picky"
+    failed = 0
+
+    def write(self, block):
+        if b"bad" in block.records.payloads and not self.failed:
+            self.failed += 1
+            raise ValueError("this one is bad")
+        return b"\n".join(block.records.payloads)
+
+
+async def test_messages_that_a_users_writer_can_not_write_are_handed_back_and_stored_later(fleet, caplog):
+    settings = {"decoder": "raw", "partition": "time", "limits__max_age": 0.2, "redeliver_after": [0.1]}
+    picky = Picky()
+    node = Node(load(fleet.configure(**settings)), writer=picky)
+    running = asyncio.create_task(node.run())
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish([b"good", b"bad", b"good"])
+        await fleet.until_all_acked(3)
+    finally:
+        node.stop()
+        await running
+    assert picky.failed == 1
+    assert "the writer Picky failed on" in caplog.text
+    assert "ValueError: this one is bad. None of them was acknowledged" in caplog.text
+    stored = [one for one in await node.store.list(BLOCKS) if one.path.endswith(".picky")]
+    lines = b"\n".join([await node.store.get(one.path) for one in stored]).split(b"\n")
+    assert sorted(lines) == [b"bad", b"good", b"good"]

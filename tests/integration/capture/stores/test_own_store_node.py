@@ -1,0 +1,106 @@
+"""The store of docs/extending.md, a module of the user: under real nodes, and under every command."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from own_code import write_module
+
+from capture.config.load import load
+from capture.node.node import Node
+from capture.stores import MemoryStore, check_store, open_store
+
+MESSAGES = 3000
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The folder of `sqlite_store.py`: this process and those that it starts can import it."""
+    folder = write_module(tmp_path / "modules", "sqlite_store")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    yield folder
+    sys.modules.pop("sqlite_store", None)
+
+
+def url_of(folder):
+    return f"sqlite_store:SqliteStore/archive?file={folder}/objects.db"
+
+
+async def capture(*arguments, status=0):
+    """Run a command as a process; return its output."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("CAPTURE_", "NATS_"))}
+    command = [sys.executable, "-m", "capture", *map(str, arguments)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
+    assert done.returncode == status, f"{arguments}: {done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+async def test_the_store_of_the_page_keeps_the_contract(module, tmp_path):
+    await check_store(open_store(url_of(tmp_path)))
+
+
+@pytest.mark.long
+async def test_nodes_with_a_users_store_lose_nothing_when_one_is_killed_and_every_command_reads_it(
+    fleet, module, tmp_path
+):
+    config = fleet.configure(store=url_of(tmp_path), ack_wait=3.0, limits__max_age=0.3, limits__max_messages=100)
+    compacting = fleet.configure(
+        "compact.toml", store=url_of(tmp_path), compaction__min_files=1, compaction__max_wait=0.0
+    )
+    nodes = [fleet.start(name, config) for name in ("a", "b")]
+    publishing = asyncio.create_task(fleet.publish(b'{"n":%d}' % number for number in range(MESSAGES)))
+    await fleet.until(lambda state: state["ack_floor"]["stream_seq"] > MESSAGES // 10)
+    nodes[0].kill()
+    await publishing
+    await fleet.until_all_acked(MESSAGES)
+    assert await fleet.stop(nodes[1]) == 0
+    verdict = json.loads(await capture("verify", "--config", config, "--deep", "--json"))
+    assert (verdict["stored"], verdict["missing"]) == (MESSAGES, 0), verdict
+    await capture("sweep", "--config", config)
+    await capture("compact", "--config", compacting)
+    verdict = json.loads(await capture("verify", "--config", config, "--deep", "--json"))
+    assert (verdict["stored"], verdict["missing"]) == (MESSAGES, 0), verdict
+    assert "table/" in await capture("ls", "--config", config)
+    assert len((await capture("cat", "--config", config, "--format", "raw")).split("}")) == MESSAGES + 1
+    for engine in ("duckdb", "spark"):
+        said = await capture(
+            "sql", "SELECT count(*) AS n FROM messages", "--config", config, "--json", "--engine", engine
+        )
+        assert json.loads(said) == [{"n": MESSAGES}]
+    assert fleet.stream in await capture("status", "--config", config, "--once")
+    assert "does not replace an object" in await capture("doctor", "--config", config)
+    said = await capture("catalog", "serve", "--config", config, "--plain-http", status=1)
+    assert "no other engine can open the objects of sqlite_store:SqliteStore/archive" in said
+    await capture("restore", "--config", config, "--as", f"{fleet.stream}-copy", "--detached")
+    info = await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}-copy")
+    assert info["state"]["messages"] == MESSAGES
+
+
+async def test_a_store_given_to_a_node_as_an_object_is_used_and_says_that_it_can_not_be_compacted(fleet, caplog):
+    class Mine(MemoryStore):
+        def __init__(self):
+            super().__init__()
+            self.url = "mine"
+
+    class Unnamed(Mine):
+        def __init__(self):
+            super().__init__()
+            self.url = "no-such-module:Mine"
+
+    store = Unnamed()
+    node = Node(load(fleet.configure()), store=store)
+    running = asyncio.create_task(node.run())
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish([b"{}"] * 10)
+        await fleet.until_all_acked(10)
+    finally:
+        node.stop()
+        await running
+    assert sum(one.path.startswith("blocks/") for one in await store.list()) == 3, "a block for each key"
+    assert "is not a candidate for the compaction: Spark's processes can't open its store" in caplog.text

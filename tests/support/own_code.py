@@ -1,0 +1,14 @@
+"""The examples of docs/extending.md as modules that a node can import."""
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+
+
+def write_module(folder, name):
+    """Write the page's module of this name into a folder, and return the folder."""
+    folder.mkdir(exist_ok=True)
+    (body,) = re.findall(rf'^```python\n("""{name}\.py: .*?)^```', PAGE, re.MULTILINE | re.DOTALL)
+    (folder / f"{name}.py").write_text(body)
+    return folder
