@@ -63,13 +63,13 @@ def serve(
         raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
     tls = certificate(cert, key, plain_http)
     wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
-    tokens = _tokens(token_file)
     for one in wanted:
         if not is_reachable(open_store(one.store), one.table.location):
             raise ConfigError(
                 f"no other engine can open the objects of {one.store.partition('?')[0]}: the archive has no Iceberg"
                 f" tables. If they can be read at another URL, write it as location in [table]"
             )
+    tokens = _tokens(token_file)
 
     async def run() -> None:
         async with Stopping().scope(), _heads(wanted, offline) as heads:

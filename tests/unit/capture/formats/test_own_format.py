@@ -2,11 +2,14 @@
 
 import sys
 from collections import Counter
+from io import BytesIO
 
 import pytest
 from own_code import write_module
 
 from capture.archive.stored_formats import ending_of, format_of, list_limits
+from capture.cli.config import limits
+from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import ConfigError, FormatError, StoreError
 from capture.formats import check_writer, reader, writer
@@ -73,7 +76,7 @@ def test_an_object_is_a_writer_too_and_is_compressed_and_named_as_the_others():
     made = writer(Lines(), compression="zstd")
     assert (made.format, ending_of(made.format)) == ("own-lines.zst", "lines.zst")
     assert made.unfit == Counter()
-    opened = reader(made.format).open(__import__("io").BytesIO(made.write(BLOCK)), BLOCK)
+    opened = reader(made.format).open(BytesIO(made.write(BLOCK)), BLOCK)
     assert opened.read() == b"text"
 
 
@@ -129,3 +132,17 @@ def test_flatten_is_not_for_a_users_writer():
 def test_the_check_names_what_a_users_writer_does_wrong(made, sentence):
     with pytest.raises(AssertionError, match=sentence):
         check_writer(made)
+
+
+def test_config_check_says_in_notes_what_an_archive_of_ones_own_code_can_not_do(tmp_path):
+    (tmp_path / "writers.py").write_text("from capture.stores import MemoryStore\n")
+    plain = CaptureConfig(stream="S", store="lake")
+    own = CaptureConfig(stream="S", store="writers:MemoryStore", format="msgpack_blocks:MessagePack")
+    assert limits(plain) == []
+    assert [one.partition("`")[0].strip() for one in limits(own)] == [
+        "blocks are msgpack_blocks:MessagePack: messages are not stored whole:",
+        "blocks are msgpack_blocks:MessagePack: the compaction leaves these objects as they are, so they are not in the"
+        " table or in Iceberg",
+        "blocks are msgpack_blocks:MessagePack:",
+        "no other engine can open the objects of this store: the archive has no Iceberg tables",
+    ]
