@@ -67,8 +67,8 @@ def list_limits(recorded: str) -> Iterator[str]:
     known = format_of(recorded)
     if not known.restorable:
         yield (
-            "messages are not stored whole: `capture restore`, `cat`, `sql` and `capture.read` refuse these objects,"
-            " and `capture purge --captured` leaves their messages in the stream"
+            "messages are not stored whole: `capture restore` leaves them out and says so, `cat`, `sql` and"
+            " `capture.read` refuse these objects, and `capture purge --captured` leaves their messages in the stream"
         )
     if not known.mergeable:
         yield "the compaction leaves these objects as they are, so they are not in the table or in Iceberg"

@@ -20,7 +20,6 @@ MESSAGES = 1000
 READING = (
     ("cat",),
     ("sql", "SELECT count(*) FROM messages"),
-    ("restore", "--as", "copy", "--detached"),
 )
 
 
@@ -84,6 +83,8 @@ async def test_a_node_with_a_users_writer_stores_every_message_and_each_command_
         refused = await capture(*command, "--config", config)
         assert refused.returncode != 0, command
         assert "own-msgpack" in refused.stderr or "whole" in refused.stderr, (command, refused.stderr)
+    restored = await capture("restore", "--as", f"{fleet.stream}-copy", "--detached", "--config", config)
+    assert "does not keep them whole" in restored.stdout, restored
     purged = await capture("purge", "--captured", "--config", config)
     assert (await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}"))["state"]["messages"] == MESSAGES, purged
     damaged = next(fleet.store.rglob("*.msgpack.zst"))
