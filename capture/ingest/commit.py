@@ -103,6 +103,7 @@ class Committer:
         self.options = options or CommitOptions()
         self._store = store
         self._writer = writer
+        self._ending = ending_of(writer.format)
         self._acknowledger = acknowledger
         self._layout = layout
         self._on_complete = on_complete
@@ -171,7 +172,7 @@ class Committer:
             block.last,
             block.count,
             digest,
-            f".{ending_of(self._writer.format)}",
+            f".{self._ending}",
             unique=token_hex(4),
             folder=self._layout(partition),
         )
