@@ -34,12 +34,13 @@ from capture.ingest.source import Source, stream_info
 from capture.ingest.startup import Start
 from capture.node.leader_tasks import Duty
 from capture.node.moved_store import check_not_moved
-from capture.node.shutdown import Stopping, reloading
+from capture.node.shutdown import Stopping, explain_end, reloading
 from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
 from capture.status.backlog import read_backlog, summarise
 from capture.stores import OwnStore, Store, open_store
-from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
+from capture.stores.open import explain_unopenable
+from natty import Batch, Election, Natty, NattyError, Term, UnsupportedError
 from natty.config.units import write_count
 from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
@@ -230,7 +231,7 @@ class Node:
                     blocks, in_flight = self._blocks, self._in_flight
                     await capture(source, self._decode.decode, self._partition, blocks, commit, in_flight=in_flight)
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
-                raise type(error)(_explain_end(error, config), code=error.code, err_code=error.err_code) from error
+                raise type(error)(explain_end(error, config), code=error.code, err_code=error.err_code) from error
             finally:
                 if self._stopping.requested:
                     self._unstored = source.read - self._settled
@@ -343,7 +344,7 @@ class Node:
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
         duty.store_messages = self._store_messages
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
-        if reason := _explain_unreachable(self.store.url):
+        if reason := explain_unopenable(self.store.url):
             log.warning(
                 "%s is not a candidate for the compaction: %s", self.name, reason, extra={"action": "no_store_url"}
             )
@@ -384,29 +385,6 @@ class Node:
             except Exception:
                 log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
             await asyncio.sleep(RETRY_DUTY)
-
-
-def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
-    """Return what to do after the stream or the consumer was deleted while the node read it."""
-    if isinstance(error, StreamNotFoundError):
-        return (
-            f"stream {config.stream} was deleted while this node captured it. The captured messages are in the archive:"
-            f" `capture verify` compares it with what was recorded of the stream, `capture restore` brings it back"
-        )
-    which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
-    return (
-        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It creates "
-        "the consumer again, with the same start; the compaction removes messages that are stored twice because of it"
-    )
-
-
-def _explain_unreachable(url: str) -> str:
-    """Return why Spark's processes can't open the store; "" if they can."""
-    try:
-        open_store(url)
-    except CaptureError as error:
-        return f"Spark's processes can't open its store: {error}"
-    return ""
 
 
 def _check(config: CaptureConfig) -> None:

@@ -61,6 +61,15 @@ def open_store(url: str | Path | Store) -> Store:
     raise ConfigError(f"{parts.scheme}:// is not a kind of store that this version supports; supported are {KNOWN}")
 
 
+def explain_unopenable(url: str) -> str:
+    """Return why Spark's processes can't open the store of this URL; "" if they can."""
+    try:
+        open_store(url)
+    except ConfigError as error:
+        return f"Spark's processes can't open its store: {error}"
+    return ""
+
+
 def _open_without_scheme(url: str) -> Store:
     """Return the folder of a plain path, or the user's store. ConfigError."""
     first = url.partition("?")[0].partition("/")[0]
