@@ -62,6 +62,9 @@ def test_the_readmes_commands_exist(line):
     words = line.split("#")[0].split()
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[:2] == ["docker", "compose"]:  # tests/acceptance/examples/test_compose_stack.py runs the file
+        assert words[2] == "up"
+        assert (ROOT / "docker-compose.yml").exists()
     elif words[0] == "pip":
         extras = set(re.findall(r"\[(\w+)\]", line))
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)

@@ -12,7 +12,11 @@ app = typer.Typer(help="Certificates for development and tests.", no_args_is_hel
 
 DEFAULT_FOLDER = Path("assets/tls")
 CONFIGURATION = "nats-server.conf"  # in assets/tls
-COMPOSE_HOSTS = ("nats-1", "nats-2", "nats-3", "s3")  # the services of docker-compose.yml that present a certificate
+COMPOSE_HOSTS = (
+    "nats-1", "nats-2", "nats-3", "s3", "capture-1", "capture-2", "spark-master", "spark-worker", "status",
+    "prometheus",
+)  # fmt: skip
+"""The services of docker-compose.yml that present a certificate."""
 
 
 @app.callback()

@@ -25,9 +25,10 @@ SAYS = {
     ],
     "spark_source": ["5 orders on example.spark.eu", "5 orders on example.spark.us", "2 counts in EXAMPLE_COUNTS"],
     "group_member": [*(f"billing.customer{number} [0, 1, 2, 3]" for number in range(5)), "10 partitions, active"],
+    "orders": ["orders stored"],
     "service": ["handled example.orders.0 1", "handled example.orders.19 20", "counts 20"],
 }
-UNTIL_STOPPED = ["service", "handler_errors"]
+UNTIL_STOPPED = ["handler_errors", "orders", "service"]
 LONG = {"spark_source": [pytest.mark.spark, pytest.mark.long]}
 
 

@@ -173,5 +173,6 @@ def here(flag, node, ports, tmp_path):
     _, route, monitoring = ports[node]
     for name, (_, peer, _) in ports.items():
         flag = flag.replace(f"tls://{name}:6222", f"tls://127.0.0.1:{peer}")
+    flag = flag.replace("--config=/etc/nats/", "--config=")
     flag = flag.replace("tls://0.0.0.0:6222", f"tls://127.0.0.1:{route}").replace("8222", str(monitoring))
     return flag.replace("--store_dir=/data", f"--store_dir={tmp_path / node}")
