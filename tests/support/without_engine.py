@@ -215,7 +215,8 @@ class Engine:
         for one in ("root", "upper", "work"):
             (folder / one).mkdir(parents=True)
         number = self.numbers[name] if run_as is None else 100 + len(list(folder.parent.iterdir())) % 150
-        lines = [f"{SUBNET}.{one} {other}" for other, one in {**self.numbers, name: number}.items()]
+        hostname = service.get("hostname", name) if run_as is None else run_as
+        lines = [f"{SUBNET}.{one} {other}" for other, one in {**self.numbers, hostname: number}.items()]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         user, _, group = service.get("user", stage.user).partition(":")
         privileges = [f"--reuid={user}", f"--regid={group or user}", "--clear-groups"]
@@ -224,7 +225,7 @@ class Engine:
         specification = {
             "root": str(folder / "root"), "upper": str(folder / "upper"), "work": str(folder / "work"),
             "layers": layers, "hosts": str(folder / "hosts"), "hidden": [str(ROOT)],
-            "hostname": service.get("hostname", name),
+            "hostname": hostname,
             "tmpfs": service.get("tmpfs", []), "read_only": service.get("read_only", False), "privileges": privileges,
             "volumes": [self.volume(text, layers) for text in service.get("volumes", [])],
             "folder": service.get("working_dir", stage.folder),
