@@ -178,10 +178,7 @@ class Natty:
         return await self.jetstream.publish_and_count(subject, data, headers=all_headers, timeout=timeout)
 
     async def schedule(self, name: str, subject: str, data: bytes = b"", **options: Unpack[ScheduleSettings]) -> PubAck:
-        """Have the server publish a message again and again, or once: `cron`, `every`, `at` or `after`.
-
-        Replaces the schedule of that name in the subject's stream. Options: `ScheduleSettings`. See `Scheduler.put`.
-        """
+        """Have the server publish again and again, or once. Options: `ScheduleSettings`. See `Scheduler.put`."""
         return await self.scheduler.put(name, subject, data, **options)
 
     async def request(
