@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from capture.archive.iceberg_state import is_reachable
 from capture.cli.config import redact_value
 from capture.config.load import load
 from capture.config.streams import below
@@ -127,3 +128,10 @@ def test_each_of_several_streams_has_a_folder_before_the_query():
 
 def test_the_values_of_a_users_store_are_not_shown_since_they_may_be_secret():
     assert redact_value(("store",), "shelves:shelf/a?token=x&region=eu") == "shelves:shelf/a?token=***&region=***"
+
+
+def test_other_engines_reach_a_users_store_only_at_a_location_that_is_named():
+    own = open_store("shelves:Plain")
+    assert not is_reachable(own)
+    assert is_reachable(own, "https://lake.example/orders")
+    assert is_reachable(SHELF)
