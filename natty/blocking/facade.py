@@ -11,8 +11,10 @@ from natty import client
 from natty.blocking.loop import Loop
 from natty.blocking.methods import Facade, Iteration, Method, Start
 from natty.config.settings import ConnectionSettings
-from natty.errors import ConnectionClosedError
+from natty.consuming.handler import run_in_thread
+from natty.errors import ConnectionClosedError, PublishError
 from natty.kv import bucket
+from natty.publishing.outbox import Callback
 from natty.streams import BucketConfig, schedules
 
 
@@ -132,6 +134,22 @@ class Natty(Facade):
     publish = Method(client.Natty.publish)
     schedule = Method(client.Natty.schedule)
     publish_async = Method(client.Natty.publish_async)
+
+    def on_publish_error(self, callback: Callback) -> Callback:
+        """Call `callback(error)` in a thread for every message of `publish_async` that is not stored.
+
+        It may use the client. If it raises or takes longer than 10 s, the error is kept for `publish_errors`.
+        """
+
+        async def call(error: PublishError) -> None:
+            await run_in_thread(None, callback, error)
+
+        async def begin() -> None:
+            self._inner.on_publish_error(call)
+
+        self.check().call(begin())
+        return callback
+
     publish_errors = Iteration(client.Natty.publish_errors)
     flush_publishers = Method(client.Natty.flush_publishers)
     delete_publisher = Method(client.Natty.delete_publisher)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -17,11 +17,12 @@ from natty.errors import ConnectionClosedError, PublishError
 from natty.jetstream import JetStream
 from natty.names import check_subject, covers
 from natty.publishing.publisher import Publisher, PublisherOptions
+from natty.publishing.reporting import OnPublishError, Reporter
 from natty.wire.message import Headers
 
 logger = logging.getLogger("natty.outbox")
 
-Callback = TypeVar("Callback", bound=Callable[[PublishError], object])
+Callback = TypeVar("Callback", bound=OnPublishError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class PublishErrors:
         self._check_loop = check_loop
         self._unread: deque[PublishError] = deque()
         self._arrived = asyncio.Event()
-        self._callback: Callable[[PublishError], object] | None = None
+        self._reporter: Reporter | None = None
         self._readers = 0
         self._over = False
 
@@ -49,27 +50,27 @@ class PublishErrors:
 
     def add(self, error: PublishError) -> None:
         """Pass the error to the callback, or keep it. It is also kept if the callback fails."""
-        if not self._call_back(error):
-            self._unread.append(error)
-            self._arrived.set()
+        if self._reporter is not None:
+            self._reporter.report(error)
+        else:
+            self._keep(error)
+
+    def _keep(self, error: PublishError) -> None:
+        self._unread.append(error)
+        self._arrived.set()
 
     def call(self, callback: Callback) -> Callback:
         """Call `callback` with every error from now on, first with those that wait; usable as a decorator."""
-        self._callback = callback
+        self._reporter = Reporter(callback, self._keep)
         waiting, self._unread = self._unread, deque()
         for error in waiting:
             self.add(error)
         return callback
 
-    def _call_back(self, error: PublishError) -> bool:
-        if self._callback is None:
-            return False
-        try:
-            self._callback(error)
-        except Exception:
-            logger.exception("on_publish_error failed; the error is kept for publish_errors(): %s", error)
-            return False
-        return True
+    async def settle(self) -> None:
+        """Return when the callback has ended with every error so far."""
+        if self._reporter is not None:
+            await self._reporter.settle()
 
     async def read(self) -> AsyncIterator[PublishError]:
         """Yield the errors, each to one reader, until the client is closed and all are read."""
@@ -200,9 +201,12 @@ class Outbox:
     def __init__(self, jetstream: JetStream, options: OutboxOptions | None = None) -> None:
         self.options = options or OutboxOptions()
         self.errors = PublishErrors(jetstream.connection.check_loop)
+        if self.options.on_error is not None:
+            self.errors.call(self.options.on_error)
         self._jetstream = jetstream
         self._routes = _Routes(self.options)
         self._senders: dict[str, _Sender] = {}
+        self._past = Counter[str]()  # what publishers have counted that are closed
         self._opening = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -212,11 +216,21 @@ class Outbox:
         streams = ", ".join(sorted(self._senders)) or "no stream"
         return f"Outbox({streams}; {len(self._routes)} subjects, {waiting} waiting, {len(self.errors)} errors unread)"
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of messages: `stored`, `failed` and `duplicates`, as `Publisher.counts`; all streams together."""
+        total = Counter(dict.fromkeys(("stored", "failed", "duplicates"), 0))
+        for counted in (self._past, *(sender.publisher.counts for sender in self._senders.values())):
+            total.update(counted)
+        return dict(total)
+
     def configure(self, options: OutboxOptions) -> None:
         """Set the options. RuntimeError once a message was published with others."""
         if self._senders:
             raise RuntimeError("background publishing has begun: set its options before the first publish_async()")
         self.options, self._routes = options, _Routes(options)
+        if options.on_error is not None:
+            self.errors.call(options.on_error)
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while its stream's window is full. What becomes of it shows in `errors` alone.
@@ -297,10 +311,12 @@ class Outbox:
             await sender.drain()
         finally:
             del self._senders[sender.stream]
+            self._past.update(sender.publisher.counts)
 
     async def flush(self) -> None:
         """Return when every message taken so far has its outcome."""
         await asyncio.gather(*(sender.publisher.flush() for sender in self._senders.values()))
+        await self.errors.settle()
 
     async def delete(self, subject: str) -> None:
         """Forget the subject's publisher when its messages have their outcome. Does nothing for an unknown subject."""
@@ -321,6 +337,7 @@ class Outbox:
         self._closed = True
         try:
             await asyncio.gather(*(self._retire(sender) for sender in list(self._senders.values())))
+            await self.errors.settle()
         finally:
             self.abandon(raises=raises)
 

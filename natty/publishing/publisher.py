@@ -25,6 +25,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
+from natty.publishing.reporting import OnPublishError, Reporter
 from natty.wire import tracing
 from natty.wire.counters import PUBLISHER
 from natty.wire.message import Headers, RawMessage, as_payload, encode_headers, publish_headers, status_of
@@ -58,6 +59,8 @@ class PublisherSettings(TypedDict, total=False):
     """Seconds without progress until unacknowledged messages are reported as errors. Default 30.0."""
     path: PublishPath
     """The protocol: "fast" ingest, "window" for an ack per message, "auto" for what the server has. Default "auto"."""
+    on_error: OnPublishError | None
+    """Called with each message that is not stored; `flush` raises those that it failed with. Default None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class PublisherOptions:
     ack_timeout: Seconds = 5.0
     give_up: SecondsOrZero = 30.0
     path: PublishPath = "auto"
+    on_error: OnPublishError | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -115,7 +119,8 @@ class Publisher:
     """Publishes many messages to one stream with a bounded window: `async with natty.publisher("ORDERS") as publisher`.
 
     Each message is stored, or becomes a PublishError that names it. `flush` (and the end of the block) raises an error
-    for the first of them, `failures` holds all; with `on_failure`, that is called with each instead. A message with a
+    for the first of them, `failures` holds all. With `options.on_error`, that is called with each instead;
+    `failures` then holds those with which it raised. (`on_failure` replaces both, and must not raise.) A message with a
     `msg_id` that is in doubt (lost ack, lost connection) is sent again and stored once; one without becomes an error,
     because sending it again might store it twice. No other stream stores them: `Nats-Expected-Stream` is on the first
     message of a fast batch, and on each message that the stream's subjects did not cover when the publisher was opened.
@@ -134,7 +139,8 @@ class Publisher:
         self.stored = self.failed = self.duplicates = 0
         self.failures: list[PublishError] = []
         self.subjects: tuple[str, ...] = ()  # of the stream, as it was when this publisher was opened
-        self._on_failure = on_failure or self.failures.append
+        self._reporter = Reporter(self.options.on_error, self.failures.append) if self.options.on_error else None
+        self._on_failure = on_failure or (self._reporter.report if self._reporter else self.failures.append)
         self._traced = tracing.trace_create(stream)
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
@@ -157,6 +163,11 @@ class Publisher:
     def __repr__(self) -> str:
         path = "fast ingest" if self._fast else "window"
         return f"Publisher({self.stream}, {path}, {self.stored} stored, {len(self._waiting)} waiting)"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of messages: `stored`, `failed`, and `duplicates`, which were stored before (0 with fast ingest)."""
+        return {"stored": self.stored, "failed": self.failed, "duplicates": self.duplicates}
 
     @property
     def waiting(self) -> int:
@@ -257,6 +268,8 @@ class Publisher:
         self._connection.check_loop()
         await self._until(lambda: not self._waiting, ending=True)
         self._be_fast_again()
+        if self._reporter is not None:
+            await self._reporter.settle()
         if self.failures:
             first, count = self.failures[0], len(self.failures)
             text = f"{count} of {count + self.stored} messages were not stored; the first: {first}"
