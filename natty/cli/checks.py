@@ -9,7 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from natty.config.units import NANOSECONDS
+from natty.names import overlap
 from natty.streams.account import usage
+from natty.streams.schedules import PREFIX
 from natty.wire.servers import NEEDS, text_of
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks
@@ -78,6 +80,23 @@ def check_consumers(consumers: Iterable[Mapping[str, Any]], missing: Iterable[st
         findings += _replicas(name, one)
         findings += _settings(name, one)
     return findings or [Finding("consumers", Status.OK, f"{len(looked_at)}: replicas are complete, ack_wait is sane")]
+
+
+def check_schedules(streams: Iterable[Mapping[str, Any]], consumers: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Find consumers of work queues that get schedules, and remove them by their acks."""
+    configs = (one["config"] for one in streams)
+    queues = {one["name"] for one in configs if one.get("allow_msg_schedules") and one.get("retention") == "workqueue"}
+    findings = []
+    for one in consumers:
+        stream, config = one["stream_name"], one["config"]
+        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        if stream in queues and any(overlap(f"{PREFIX}.{stream}.>", pattern) for pattern in filters):
+            text = (
+                f"consumer {one['name']} of stream {stream} gets {PREFIX}.{stream}.>, too: its ack removes what waits"
+                " to be published; give it a filter without these subjects"
+            )
+            findings.append(Finding("schedules", Status.WARN, text))
+    return findings
 
 
 def check_clock(skews: Mapping[str, tuple[float, float]]) -> list[Finding]:

@@ -91,6 +91,7 @@ async def _jetstream(natty: Natty) -> list[Finding]:
     return [
         *checks.check_streams(streams.found, streams.missing),
         *checks.check_consumers(consumers, missing),
+        *checks.check_schedules(streams.found, consumers),
         *server_checks.check_faults(natty.connection.server_version, streams.found, consumers),
         *server_checks.check_durability(streams.found, clustered=bool(natty.connection.server_info.get("cluster"))),
         *server_checks.check_stranded(*await _find_stranded(natty, streams.found, consumers)),

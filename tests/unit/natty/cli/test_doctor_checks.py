@@ -114,3 +114,21 @@ def test_clocks_that_are_apart_are_told(skew, doubt, status, said):
 @pytest.mark.parametrize(("days", "status"), [(30, OK), (7.1, OK), (6.9, WARN), (-0.1, FAIL)])
 def test_a_certificate_near_its_end_is_told(days, status):
     assert checks.check_certificate("the client certificate", NOW + timedelta(days=days), NOW).status is status
+
+
+@pytest.mark.parametrize(
+    ("settings", "filters", "count"),
+    [
+        ({"allow_msg_schedules": True, "retention": "workqueue"}, {}, 1),
+        ({"allow_msg_schedules": True, "retention": "workqueue"}, {"filter_subject": "*.>"}, 1),
+        ({"allow_msg_schedules": True, "retention": "workqueue"}, {"filter_subjects": ["schedules.S.a"]}, 1),
+        ({"allow_msg_schedules": True, "retention": "workqueue"}, {"filter_subjects": ["orders.>"]}, 0),
+        ({"allow_msg_schedules": True, "retention": "limits"}, {}, 0),
+        ({"retention": "workqueue"}, {}, 0),
+    ],
+)
+def test_a_consumer_of_a_work_queue_whose_acks_remove_schedules_is_named(settings, filters, count):
+    consumers = [{"name": "c", "stream_name": "S", "config": filters}]
+    findings = checks.check_schedules([{"config": {"name": "S", **settings}}], consumers)
+    assert [one.status for one in findings] == [WARN] * count
+    assert all(one.text.startswith("consumer c of stream S gets schedules.S.>, too") for one in findings)
