@@ -83,7 +83,9 @@ def add(
     cron: Annotated[
         str, typer.Option(help="Publish by a crontab expression: '0 3 * * *'; with seconds first, six fields; @daily.")
     ] = "",
-    time_zone: Annotated[str, typer.Option("--tz", help="Time zone of --cron, as Europe/Berlin. Default: UTC.")] = "",
+    timezone: Annotated[
+        str, typer.Option("--timezone", help="Time zone of --cron, as Europe/Berlin. Default: UTC.")
+    ] = "",
     source: Annotated[
         str, typer.Option(help="Subject of the stream whose last message is published in place of the body.")
     ] = "",
@@ -97,7 +99,7 @@ def add(
 ) -> None:
     """Have the server publish a message later, once or again and again."""
     check_subject(subject)
-    given = {"at": at, "after": after, "every": every, "cron": cron, "time_zone": time_zone, "source": source}
+    given = {"at": at, "after": after, "every": every, "cron": cron, "timezone": timezone, "source": source}
     options: Any = {name: value for name, value in given.items() if value} | {"headers": headers_of(header or [])}
     options |= {"ttl": ttl} if ttl else {}
     usage(lambda: ScheduleOptions(**options).write_headers())
@@ -128,7 +130,7 @@ def show(*, nats: dict[str, Any], stream: Stream, name: Name, as_json: Json = Fa
 def _fields(one: Schedule) -> dict[str, Any]:
     """Return a schedule for JSON, without what is empty."""
     facts = {"name": one.name, "subject": one.subject, "target": one.target, "schedule": one.spec}
-    more = {"time_zone": one.time_zone, "source": one.source, "ttl": one.ttl}
+    more = {"timezone": one.timezone, "source": one.source, "ttl": one.ttl}
     place = {"stream": one.stream, "sequence": one.sequence, "stored": one.stored}
     return (
         facts | {name: value for name, value in more.items() if value} | place | content_fields(one.headers, one.data)

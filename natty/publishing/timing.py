@@ -27,7 +27,7 @@ class TimingSettings(TypedDict, total=False):
     """Again and again, each time so long after the last: seconds or text, at least 1 s. Needs nats-server 2.14."""
     cron: str
     """Five fields as crontab has them, six with the second first, or "@daily" and the like. Needs nats-server 2.14."""
-    time_zone: str
+    timezone: str
     """Of `cron`: a name as "Europe/Berlin", which the server must know. Default: UTC."""
 
 
@@ -42,7 +42,7 @@ class Timing:
     after: SecondsOrZero | str | None = None
     every: Annotated[float, Range(LEAST_INTERVAL, LONGEST)] | str | None = None
     cron: str = ""
-    time_zone: str = ""
+    timezone: str = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -50,8 +50,8 @@ class Timing:
         if len(given) != 1:
             named = f"{' and '.join(given)} exclude each other" if given else "it has no time"
             raise ValueError(f"{named}: give one of at, after, every and cron")
-        if self.time_zone and not self.cron:
-            raise ValueError("time_zone is for cron; a datetime has a time zone of its own, and intervals need none")
+        if self.timezone and not self.cron:
+            raise ValueError("timezone is for cron; a datetime has a time zone of its own, and intervals need none")
         self.write(0)
 
     @property
@@ -104,7 +104,7 @@ def _cron(text: str) -> str:
     )
 
 
-def describe(spec: str, time_zone: str = "") -> str:
+def describe(spec: str, timezone: str = "") -> str:
     """Return a header's value for people: "at 2026-11-23T18:00:00Z", "every 5m", "cron 0 0 3 * * * Europe/Berlin"."""
     kind, _, rest = spec.partition(" ")
     if kind == "@every":
@@ -112,4 +112,4 @@ def describe(spec: str, time_zone: str = "") -> str:
             return f"every {show_duration(parse_duration(rest))}"
         except ValueError:  # another program wrote it: Go's durations are more than ours
             return f"every {rest}"
-    return f"at {rest}" if kind == "@at" else f"cron {spec} {time_zone or 'UTC'}"
+    return f"at {rest}" if kind == "@at" else f"cron {spec} {timezone or 'UTC'}"

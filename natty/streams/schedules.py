@@ -73,7 +73,7 @@ class ScheduleOptions(Timing):
                 raise ValueError(f"{name} is a header of the server: a message that is published later can't have it")
             own[TARGET_TTL if name == TTL else name] = value
         own.setdefault(MESSAGE_ID, secrets.token_hex(16))  # so that it is sent again if its ack is lost
-        return own | {name: value for name, value in ((ZONE, self.time_zone), (SOURCE, self.source)) if value}
+        return own | {name: value for name, value in ((ZONE, self.timezone), (SOURCE, self.source)) if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Schedule:
     """The subject that the server publishes on."""
     spec: str
     """The header `Nats-Schedule`: "@at 2026-11-23T18:00:00Z", "@every 300s", or a cron expression of six fields."""
-    time_zone: str
+    timezone: str
     """Of a cron expression; empty for UTC."""
     source: str
     """The subject whose last message is published; empty if `data` is."""
@@ -121,7 +121,7 @@ class Schedule:
     @property
     def timing(self) -> str:
         """When the server publishes it, for people."""
-        return describe(self.spec, self.time_zone)
+        return describe(self.spec, self.timezone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ def _read(stream: str, stored: StoredMessage) -> Schedule | None:
         subject=stored.subject,
         target=first.get(TARGET, ""),
         spec=first[SPEC],
-        time_zone=first.get(ZONE, ""),
+        timezone=first.get(ZONE, ""),
         source=first.get(SOURCE, ""),
         ttl=first.get(TARGET_TTL, ""),
         data=stored.data,

@@ -198,7 +198,7 @@ async def later(natty, name, folder):
 async def repeating(natty, name, folder):
     await make_scheduling(natty, name)
     await natty.schedule("every", f"{name}.a", b"1", every=1, source=f"{name}.none")
-    await natty.schedule("cron", f"{name}.b", b"2", cron="* * * * * *", time_zone="Europe/Berlin")
+    await natty.schedule("cron", f"{name}.b", b"2", cron="* * * * * *", timezone="Europe/Berlin")
     for subject in ("a", "b"):
         await published(natty, name, 2, f"{name}.{subject}")
 

@@ -75,8 +75,8 @@ OTHERS = {
 HANDLES = {"bucket", "dead_letters", "group", "static_group", "stream_templates"}  # return a handle, which is below
 STATELESS = {
     Natty: HANDLES | {"as_leader", "connect", "on_publish_error"},
-    ElasticGroup: {"consumer_name", "decode"},
-    StaticGroup: {"consumer_name", "decode"},
+    ElasticGroup: {"consumer_name", "decode", "decode_current"},
+    StaticGroup: {"consumer_name", "decode", "decode_current"},
 }
 
 

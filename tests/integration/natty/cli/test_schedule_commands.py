@@ -32,7 +32,7 @@ def test_schedules_are_made_listed_shown_and_removed(natty_commands, schedule, s
     assert printed(schedule("ls", stream)) == f"nothing waits in stream {stream}\n"
     made = printed(schedule("add", "late", f"{stream}.a", "body", "--at", "2100-01-01T00:00:00Z", "-H", "Colour: red"))
     assert made == f"stored in {stream} on schedules.{stream}.late, to be published on {stream}.a\n"
-    printed(schedule("add", "report", f"{stream}.b", "--cron", "0 3 * * *", "--tz", "Europe/Berlin"))
+    printed(schedule("add", "report", f"{stream}.b", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin"))
     made = json.loads(printed(schedule("add", "soon", f"{stream}.a", "1", "--after", "1h", "--json")))
     assert made == {"stream": stream, "sequence": 3, "schedule": f"schedules.{stream}.soon"}
     lines = printed(schedule("ls", stream)).splitlines()
@@ -42,7 +42,7 @@ def test_schedules_are_made_listed_shown_and_removed(natty_commands, schedule, s
     assert shown.startswith(f"late: at 2100-01-01T00:00:00Z, on {stream}.a\n")
     assert shown.endswith("Colour: red\n\nbody\n")
     fields = json.loads(printed(schedule("show", stream, f"schedules.{stream}.report", "--json")))
-    assert (fields["schedule"], fields["time_zone"], fields["data"]) == ("0 0 3 * * *", "Europe/Berlin", "")
+    assert (fields["schedule"], fields["timezone"], fields["data"]) == ("0 0 3 * * *", "Europe/Berlin", "")
     assert len(json.loads(printed(schedule("ls", stream, "--json")))) == 3
     assert printed(schedule("rm", stream, "late", "soon", "--force")) == "removed late\nremoved soon\n"
     gone = schedule("rm", stream, "late", "report", "--force")
@@ -68,7 +68,7 @@ def test_removing_asks_first(natty_commands, schedule, stream):
         (["--after", "soon"], 'write seconds, or text as "30s"'),
         (["--every", "1ms"], "must be at least 1 s"),
         (["--cron", "* * *"], "write five fields"),
-        (["--after", "1h", "--tz", "UTC"], "time_zone is for cron"),
+        (["--after", "1h", "--timezone", "UTC"], "timezone is for cron"),
         (["--after", "1h", "-H", "Nats-Rollup: sub"], "Nats-Rollup is a header of the server"),
     ],
 )

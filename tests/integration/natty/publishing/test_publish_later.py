@@ -110,12 +110,12 @@ async def test_a_schedule_repeats_until_it_is_canceled(natty, stream):
 
 async def test_cron_counts_in_its_time_zone_and_replaces_the_schedule_of_its_name(natty, stream):
     await natty.schedule("report", f"{stream}.old", b"1", cron="0 3 * * *")
-    await natty.schedule("report", f"{stream}.new", b"2", cron="* * * * * *", time_zone="Europe/Berlin")
+    await natty.schedule("report", f"{stream}.new", b"2", cron="* * * * * *", timezone="Europe/Berlin")
     [one] = await published(natty, stream, 1)
     assert (one.subject, one.data) == (f"{stream}.new", b"2")
     found = await natty.scheduler.get(stream, "report")
     assert (found.name, found.target, found.data) == ("report", f"{stream}.new", b"2")
-    assert (found.time_zone, found.at, found.timing) == ("Europe/Berlin", None, "cron * * * * * * Europe/Berlin")
+    assert (found.timezone, found.at, found.timing) == ("Europe/Berlin", None, "cron * * * * * * Europe/Berlin")
 
 
 async def test_a_source_gives_its_last_message_and_the_data_if_it_has_none(natty, stream):
@@ -162,7 +162,7 @@ async def test_a_stream_with_retention_interest_would_lose_schedules_and_is_refu
     [
         ({"cron": "0 3 * * 7"}, "refused '0 0 3 \\* \\* 7'.*weekdays as 0 to 6"),
         ({"cron": "0 0 31 2 *"}, "a time that exists"),
-        ({"cron": "@daily", "time_zone": "Europe/Berlun"}, "does not know the time zone 'Europe/Berlun'"),
+        ({"cron": "@daily", "timezone": "Europe/Berlun"}, "does not know the time zone 'Europe/Berlun'"),
         ({"every": 1, "source": "elsewhere.a"}, "refused the source 'elsewhere.a'"),
         ({"after": 1, "ttl": 5}, "allow_msg_ttl"),
     ],

@@ -24,7 +24,7 @@ NOON_NS = 1_795_435_200_000_000_000
         ({"every": 1.5}, "@every 1500ms"),
         ({"cron": "0 3 * * *"}, "0 0 3 * * *"),
         ({"cron": " */10  0 3 * jan-mar mon "}, "*/10 0 3 * jan-mar mon"),
-        ({"cron": "@daily", "time_zone": "Europe/Berlin"}, "@daily"),
+        ({"cron": "@daily", "timezone": "Europe/Berlin"}, "@daily"),
     ],
 )
 def test_a_time_is_written_as_the_server_reads_it(given, header):
@@ -51,7 +51,7 @@ def test_a_time_is_written_as_the_server_reads_it(given, header):
         ({"cron": "@reboot"}, ValueError, "write five fields"),
         ({"cron": "@every 5 minutes or so"}, ValueError, "write five fields"),
         ({"cron": 5}, TypeError, "cron is 5; write text"),
-        ({"every": 5, "time_zone": "Europe/Berlin"}, ValueError, "time_zone is for cron"),
+        ({"every": 5, "timezone": "Europe/Berlin"}, ValueError, "timezone is for cron"),
     ],
 )
 def test_what_is_not_a_time_is_refused_in_words(given, error, text):
@@ -81,7 +81,7 @@ def test_a_header_that_the_server_would_apply_to_the_schedule_is_refused(name):
 
 
 def test_the_headers_of_a_schedule_hold_those_of_the_message():
-    options = ScheduleOptions(cron="@daily", time_zone="UTC", headers={"Colour": "red"}, ttl="1m", source="a.b")
+    options = ScheduleOptions(cron="@daily", timezone="UTC", headers={"Colour": "red"}, ttl="1m", source="a.b")
     written = options.write_headers()
     assert len(written.pop("Nats-Msg-Id")) == 32
     assert written == {
