@@ -7,11 +7,12 @@ import re
 from importlib.resources import files
 
 from capture.archive.envelope_columns import describe_columns
+from capture.archive.stored_formats import describe_formats
 from capture.errors import AlreadyStoredError
 from capture.stores.contract import Store
 
 README = "README.md"
-VERSION = 4
+VERSION = 5
 """The version of the description, in its first line. A later one replaces it."""
 
 TITLE_BYTES = 200
@@ -24,7 +25,8 @@ log = logging.getLogger("capture.readme")
 def text() -> bytes:
     """Return the description that this version writes."""
     page = files("capture.archive").joinpath("readme.md").read_text(encoding="utf-8")
-    return page.replace("{version}", str(VERSION), 1).replace("{columns}", describe_columns(), 1).encode()
+    page = page.replace("{version}", str(VERSION), 1).replace("{columns}", describe_columns(), 1)
+    return page.replace("{formats}", describe_formats(), 1).encode()
 
 
 async def describe(store: Store) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +11,8 @@ class StoredFormat:
     """A format and its abilities. `capture.formats.choose` knows the class that writes and reads it."""
 
     name: str
+    ending: str = ""
+    """The end of its objects' names; default: the format's name."""
     identifies: bool = False
     """Its rows contain sequence and time of their messages. Without it, only the entry says what an object holds."""
     restorable: bool = False
@@ -23,6 +25,8 @@ class StoredFormat:
     """It compresses internally, and is not compressed as a whole."""
     flattens: bool = False
     """It turns a value into rows, with a function `flatten`."""
+    envelopes: Mapping[str, str] = field(default_factory=dict)
+    """The values that the setting `envelope` may have, each with the format of the objects that it makes."""
 
 
 PARQUET = StoredFormat(
@@ -32,6 +36,7 @@ PARQUET = StoredFormat(
     mergeable=True,
     columnar=True,
     compresses=True,
+    envelopes={"columns": "parquet"},
 )
 """The format of table files."""
 
@@ -39,11 +44,28 @@ FORMATS = {
     one.name: one
     for one in (
         PARQUET,
-        StoredFormat(name="ndjson", identifies=True, restorable=True, mergeable=True),
-        StoredFormat(name="csv", identifies=True, flattens=True),
-        StoredFormat(name="raw", identifies=True, restorable=True, mergeable=True),
+        StoredFormat(
+            name="ndjson",
+            identifies=True,
+            restorable=True,
+            mergeable=True,
+            envelopes={"columns": "ndjson-decoded", "nested": "ndjson-decoded", "none": "ndjson-value"},
+        ),
+        StoredFormat(name="csv", identifies=True, flattens=True, envelopes={"columns": "csv", "none": "csv-value"}),
+        StoredFormat(name="raw", identifies=True, restorable=True, mergeable=True, envelopes={"none": "raw-value"}),
     )
 }
+"""The values of the setting `format`."""
+STORED = FORMATS | {
+    one.name: one
+    for one in (
+        StoredFormat(name="ndjson-decoded", ending="ndjson", identifies=True, restorable=True),
+        StoredFormat(name="ndjson-value", ending="ndjson"),
+        StoredFormat(name="csv-value", ending="csv"),
+        StoredFormat(name="raw-value", ending="raw"),
+    )
+}
+"""All formats of objects: the setting `envelope` makes the others."""
 OWN = "own-"
 """Records name a user's format with this prefix before the end of its objects' names. It has no abilities."""
 _UNKNOWN = StoredFormat(name="")
@@ -54,12 +76,13 @@ def format_of(recorded: str) -> StoredFormat:
 
     A format that this version does not know has no abilities.
     """
-    return FORMATS.get(recorded.partition(".")[0], _UNKNOWN)
+    return STORED.get(recorded.partition(".")[0], _UNKNOWN)
 
 
 def ending_of(recorded: str) -> str:
-    """Return the end of the name of an object with this `Stored.format`: "msgpack.zst" for "own-msgpack.zst"."""
-    return recorded.removeprefix(OWN)
+    """Return the end of the name of an object with this `Stored.format`: "ndjson.zst" for "ndjson-value.zst"."""
+    plain, *layers = recorded.removeprefix(OWN).split(".")
+    return ".".join([format_of(recorded).ending or plain, *layers])
 
 
 def list_limits(recorded: str) -> Iterator[str]:
@@ -74,6 +97,16 @@ def list_limits(recorded: str) -> Iterator[str]:
         yield "the compaction leaves these objects as they are, so they are not in the table or in Iceberg"
     if not known.identifies:
         yield "`capture verify` counts their messages by the entries and checks the objects by SHA-256"
+
+
+def describe_formats() -> str:
+    """Return the rows of a Markdown table: what each format allows."""
+    said = {True: "yes", False: "no"}
+    return "\n".join(
+        f"| `{one.name}` | `.{one.ending or one.name}` | {said[one.restorable]} | {said[one.mergeable]} "
+        f"| {said[one.identifies]} |"
+        for one in STORED.values()
+    )
 
 
 def is_open(recorded: str) -> bool:

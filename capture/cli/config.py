@@ -19,7 +19,7 @@ import typer
 
 from capture.archive.heads import SWEEP
 from capture.archive.iceberg_state import is_reachable
-from capture.archive.stored_formats import list_limits
+from capture.archive.stored_formats import format_of, list_limits
 from capture.cli import settings
 from capture.cli.node import run
 from capture.config.load import NEEDED, RELATED, contradictions, find_missing, gather_settings, read
@@ -57,6 +57,7 @@ _FLAGS = {
     "decoder": "decoder",
     "partition": "partition",
     "block_format": "format",
+    "envelope": "envelope",
     "compression": "compression",
     "max_age": "limits.max_age",
     "max_messages": "limits.max_messages",
@@ -179,8 +180,8 @@ def problems(given: Given) -> list[str]:
     check_setting(partitioner, config.partition, of=("partition",))
     check_setting(layout, config.layout, of=("layout",))
     check_setting(hook, config.on_store_complete, of=("on_store_complete",))
-    made_of = {"compression": config.compression, "flatten": config.flatten}
-    check_setting(writer, config.format, decode=decode, **made_of, of=("format", "compression", "flatten"))
+    made_of = {name: getattr(config, name) for name in ("compression", "flatten", "envelope")}
+    check_setting(writer, config.format, decode=decode, **made_of, of=("format", *made_of))
     check_setting(config.block_keys, of=("encrypt", "key_file", "encrypted_only"))
     check_setting(config.signer, of=("signing_key_file",))
     check_setting(config.public_keys, of=("public_key_file",))
@@ -195,7 +196,8 @@ def problems(given: Given) -> list[str]:
 
 def limits(config: CaptureConfig) -> list[str]:
     """Return a sentence for each operation that an archive with these valid settings does not allow."""
-    found = [f"blocks are {config.format}: {limit}" for limit in list_limits(config.format)]
+    recorded = format_of(config.format).envelopes.get(config.envelope, config.format)
+    found = [f"blocks are {recorded}: {limit}" for limit in list_limits(recorded)]
     if config.store and not is_reachable(open_store(config.store), config.table.location):
         found.append("no other engine can open the objects of this store: the archive has no Iceberg tables")
     return found

@@ -57,6 +57,9 @@ def run(
     block_format: Annotated[
         str | None, typer.Option("--format", help=f"Format of blocks: {', '.join(FORMATS)}, or module:function.")
     ] = None,
+    envelope: Annotated[
+        str | None, typer.Option(help="Envelope beside the decoded value: columns, nested or none.")
+    ] = None,
     compression: Annotated[str | None, typer.Option(help="Compression: none, gzip, snappy or zstd.")] = None,
     max_age: Annotated[float | None, typer.Option(help="Maximum age of an open block, seconds.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Maximum size of a block, messages.")] = None,
@@ -82,6 +85,7 @@ def run(
         "decoder": decoder,
         "partition": partition,
         "format": block_format,
+        "envelope": envelope,
         "compression": compression,
         "limits.max_age": max_age,
         "limits.max_messages": max_messages,

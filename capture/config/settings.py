@@ -164,6 +164,7 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
     layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"
     format: str = PARQUET.name
     compression: str = ""  # none, gzip, snappy or zstd; default: zstd for Parquet, none for the others
+    envelope: str = ""  # beside the decoded value: columns, nested or none; default: the payload as received
     flatten: str = ""  # "module:function" that makes rows of a value, for csv
     encrypt: bool | None = None  # encrypt blocks, with the first key; set it to false if the keys are only for reading
     encrypted_only: bool = Policy.encrypted_only  # refuse objects that are not encrypted: writing those needs no key

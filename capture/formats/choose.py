@@ -11,17 +11,19 @@ import pyarrow as pa
 
 from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
-from capture.archive.stored_formats import FORMATS, OWN, format_of
+from capture.archive.stored_formats import FORMATS, OWN, STORED, format_of
 from capture.decoders import Decoding, decoder
 from capture.errors import CaptureError, ConfigError, FormatError
 from capture.formats.block_format import BlockReader, BlockWriter
 from capture.formats.codecs import ENDINGS, NONE, codec
 from capture.formats.contract import Format
 from capture.formats.csv import CsvWriter
+from capture.formats.decoded import DecodedWriter
 from capture.formats.ndjson import NdjsonWriter
 from capture.formats.own_format import OwnFormat
 from capture.formats.parquet import ParquetWriter
 from capture.formats.raw import RawWriter
+from capture.formats.values import CsvValues, NdjsonValues, RawValues, Values, ValueWriter
 from capture.ingest.block import Writer
 from capture.ingest.record import Decoder
 from capture.stores.plugin import is_plugin, load_function
@@ -33,15 +35,17 @@ def writer(
     decode: Decoder[Any] | None = None,
     compression: str = "",
     flatten: str = "",
+    envelope: str = "",
     keys: Keys | None = None,
-) -> Format | BlockWriter:
+) -> Format | BlockWriter | ValueWriter:
     """Return the writer of this format: "parquet", "ndjson", "csv", "raw", or your own.
 
     Your own is a `Writer`, or "module:function", which is called with the decoder and returns one.
 
     `compression` is "none", "gzip", "snappy" or "zstd"; Parquet uses it inside, and zstd by default. `decode` gives
-    Parquet its typed columns, and CSV its values, which `flatten` ("module:function") turns into rows. With `keys`
-    blocks are encrypted. ConfigError, with the known names, if a name is unknown.
+    Parquet its typed columns, and CSV its values, which `flatten` ("module:function") turns into rows. `envelope` says
+    what is stored beside the decoded value: "columns", "nested" or "none" (see `capture.archive.stored_formats`). With
+    `keys` blocks are encrypted. ConfigError, with the known names, if a name is unknown or does not fit.
     """
     decoding = Decoding.of(decode or decoder("raw"))
     own = _load_own(name, decoding)
@@ -50,9 +54,18 @@ def writer(
     if flatten and not wanted.flattens:
         able = ", ".join(one.name for one in FORMATS.values() if one.flattens)
         raise ConfigError(f"flatten makes rows for {able}; {name} has none")
-    plain = own or _plain(name, decoding, compression, flatten)
+    _check_envelope(name, envelope, decoding)
     around = None if wanted.compresses else codec(compression or NONE)
-    return BlockWriter(plain, around, keys) if around or keys else plain
+
+    def layer(plain: Format) -> Format | BlockWriter:
+        return BlockWriter(plain, around, keys) if around or keys else plain
+
+    whole = layer(own or _plain(name, decoding, compression, flatten))
+    stored = wanted.envelopes.get(envelope, name)
+    if stored == name:
+        return whole
+    decoded = _plain(stored, decoding, compression, flatten, envelope)
+    return ValueWriter(layer(decoded), whole, decoded) if isinstance(decoded, Values) else layer(decoded)
 
 
 def _load_own(name: str | Writer, decoding: Decoding[Any]) -> OwnFormat | None:
@@ -61,16 +74,49 @@ def _load_own(name: str | Writer, decoding: Decoding[Any]) -> OwnFormat | None:
     return OwnFormat.load(name, decoding) if is_plugin(name) else None
 
 
-def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = "", flatten: str = "") -> Format:
+def _check_envelope(name: str, envelope: str, decoding: Decoding[Any]) -> None:
+    """Raise ConfigError if the format has no such envelope, or there is no decoded value to store."""
+    known = sorted({one for each in FORMATS.values() for one in each.envelopes})
+    if envelope and name.startswith(OWN):
+        raise ConfigError(f"envelope {envelope!r} does not apply to your own format: its writer decides what it stores")
+    if not envelope or name not in FORMATS:
+        return
+    if envelope not in known:
+        raise ConfigError(f"there is no envelope {envelope!r}; the known ones are {', '.join(known)}")
+    if envelope not in FORMATS[name].envelopes:
+        able = ", ".join(one.name for one in FORMATS.values() if envelope in one.envelopes)
+        raise ConfigError(f"format {name} has no envelope {envelope!r}; {able} {'has' if able in FORMATS else 'have'}")
+    if decoding is decoder("raw") and FORMATS[name].envelopes[envelope] != name:
+        raise ConfigError(
+            f"envelope {envelope!r} stores the decoded value, and the decoder 'raw' makes none: name another decoder"
+        )
+
+
+def _plain(
+    name: str,
+    decoding: Decoding[Any] | None = None,
+    compression: str = "",
+    flatten: str = "",
+    envelope: str = "",
+) -> Format:
+    rows_of = load_function(flatten, "flatten", ()) if flatten else None
     match name:
         case "parquet":
             return ParquetWriter(decoding, compression=compression or "zstd")
         case "ndjson":
             return NdjsonWriter()
         case "csv":
-            return CsvWriter(decoding or decoder("raw"), load_function(flatten, "flatten", ()) if flatten else None)
+            return CsvWriter(decoding or decoder("raw"), rows_of)
         case "raw":
             return RawWriter()
+        case "ndjson-decoded":
+            return DecodedWriter(decoding or decoder("raw"), is_nested=envelope == "nested")
+        case "ndjson-value":
+            return NdjsonValues()
+        case "csv-value":
+            return CsvValues(rows_of or (decoding.flatten if decoding else None))
+        case "raw-value":
+            return RawValues()
     raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}, and module:function")
 
 
@@ -80,7 +126,7 @@ def reader(format: str, keys: Keys | None = None) -> BlockReader:
     encrypted = endings[-1:] == [ENDING]
     compressions = endings[: len(endings) - encrypted]
     is_own = plain.startswith(OWN)
-    if not (is_own or plain in FORMATS) or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
+    if not (is_own or plain in STORED) or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
         raise FormatError(f"{format!r} is not a format that this version reads")
     inside = OwnFormat(plain.removeprefix(OWN)) if is_own else _plain(plain)
     return BlockReader(format, inside, ENDINGS[compressions[0]] if compressions else None, keys)

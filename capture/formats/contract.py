@@ -10,7 +10,7 @@ from typing import IO, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from capture.archive.stored_formats import FORMATS, OWN
+from capture.archive.stored_formats import OWN, STORED
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.record import Records
@@ -68,7 +68,7 @@ def check_writer(wanted: Writer) -> None:
 
 
 def _check_reading(wanted: Format, name: str, block: SealedBlock, data: bytes) -> None:
-    described = FORMATS.get(wanted.format)
+    described = STORED.get(wanted.format)
     assert described is not None, f"{wanted.format!r} is not described in capture.archive.stored_formats"
     places = [place for some in wanted.positions(BytesIO(data)) for place in zip(*some, strict=True)]
     assert places == list(zip(block.records.sequences, block.records.times_ns, strict=True)), (

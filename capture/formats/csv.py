@@ -6,7 +6,7 @@ import csv
 import io
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from threading import Lock
 from typing import IO, Any, ClassVar
 
@@ -20,7 +20,7 @@ from capture.decoders.contract import Decoding, Flatten, reason, values_of
 from capture.errors import FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import SCHEMA, with_envelope
-from capture.formats.text_columns import encode_base64, fields_of, parts_of, text_columns
+from capture.formats.text_columns import encode_base64, fields_of, parts_of, rename, text_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records, text_or_none
 
@@ -41,7 +41,6 @@ FLATTEN = "flatten"
 """The name under which values that could not be flattened are counted."""
 
 _TAKEN = {name.lower() for name in (*SCHEMA.names, *ENVELOPE, MORE)}
-_OWN = frozenset(ENVELOPE)
 
 Row = dict[str, Any]
 
@@ -63,17 +62,7 @@ class CsvWriter:
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as CSV (RFC 4180, UTF-8); an absent value is an empty cell."""
-        rows = list(self._rows(block))
-        names = list(dict.fromkeys(name for row in rows for name in row if name not in _OWN))
-        columns = [*ENVELOPE, *names[:MOST_COLUMNS]]
-        if len(names) > MOST_COLUMNS:
-            columns.append(MORE)
-            _gather(rows, frozenset(names[MOST_COLUMNS:]))
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(columns)
-        writer.writerows([row.get(name) for name in columns] for row in rows)
-        return text.getvalue().encode("utf-8", "replace")
+        return to_csv(list(self._rows(block)), ENVELOPE)
 
     def read(self, data: bytes) -> pa.Table:
         """Return one row per message. Raw headers are null, and so are payloads that were not kept. FormatError."""
@@ -94,7 +83,7 @@ class CsvWriter:
         for payload, value, cells in zip(records.payloads, values, _envelope_cells(records), strict=True):
             begin = dict(zip(_BEGIN, cells, strict=False))
             try:
-                rows = [] if value is None else [_cells(row) for row in self._flatten(value)]
+                rows = [] if value is None else [cells_of(row, _TAKEN) for row in self._flatten(value)]
             except Exception as failure:  # a user's function may raise any error
                 with self._counting:  # several threads write blocks
                     self.unfit[FLATTEN] += 1
@@ -130,13 +119,24 @@ def _fields(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", one
 
 
-def _cells(row: Mapping[str, Any]) -> Row:
-    cells: Row = {}
-    for name, value in row.items():
-        while name.lower() in _TAKEN or name in cells:
-            name = f"value_{name}"
-        cells[name] = _cell(value)
-    return cells
+def cells_of(row: Mapping[str, Any], taken: Collection[str]) -> Row:
+    """Return the cells of a row; names that are `taken`, which are in lower case, become `value_<name>`."""
+    return {name: _cell(value) for name, value in rename(row, taken).items()}
+
+
+def to_csv(rows: list[Row], begin: tuple[str, ...] = ()) -> bytes:
+    """Return the rows as CSV with a header: the columns of `begin`, then the others in order of their first row."""
+    own = frozenset(begin)
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in own))
+    columns = [*begin, *names[:MOST_COLUMNS]]
+    if len(names) > MOST_COLUMNS:
+        columns.append(MORE)
+        _gather(rows, frozenset(names[MOST_COLUMNS:]))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows([row.get(name) for name in columns] for row in rows)
+    return text.getvalue().encode("utf-8", "replace")
 
 
 def _gather(rows: list[Row], rest: frozenset[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -42,6 +42,16 @@ def text_columns(records: Records[Any], sources: Collection[str] = SOURCES) -> d
 def parts_of(records: Records[Any]) -> Iterator[Records[Any]]:
     """Yield the records some at a time, so that their columns take little memory."""
     return (records.select(range(start, start + AT_ONCE)) for start in range(0, len(records), AT_ONCE))
+
+
+def rename(fields: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """Return a value's fields; names that are `taken`, which are in lower case, become `value_<name>`."""
+    renamed: dict[str, Any] = {}
+    for name, value in fields.items():
+        while name.lower() in taken or name in renamed:
+            name = f"value_{name}"
+        renamed[name] = value
+    return renamed
 
 
 def encode_base64(data: bytes) -> str:

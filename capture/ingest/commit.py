@@ -103,7 +103,6 @@ class Committer:
         self.options = options or CommitOptions()
         self._store = store
         self._writer = writer
-        self._ending = ending_of(writer.format)
         self._acknowledger = acknowledger
         self._layout = layout
         self._on_complete = on_complete
@@ -162,8 +161,10 @@ class Committer:
             self._acknowledger.nak(replies, delay)
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
-        write_sized = getattr(self._writer, "write_sized", None)  # only writers that compress or encrypt have it
-        data, plain_bytes = write_sized(block) if write_sized else (plain := self._writer.write(block), len(plain))
+        writer_for = getattr(self._writer, "writer_for", None)  # only writers of more than one format have it
+        writer: Writer = writer_for(block) if writer_for else self._writer
+        write_sized = getattr(writer, "write_sized", None)  # only writers that compress or encrypt have it
+        data, plain_bytes = write_sized(block) if write_sized else (plain := writer.write(block), len(plain))
         digest = sha256(data).hexdigest()
         partition = Partition(block.stream, block.key, block.interval, int(self.options.interval))
         path = block_path(
@@ -172,7 +173,7 @@ class Committer:
             block.last,
             block.count,
             digest,
-            f".{self._ending}",
+            f".{ending_of(writer.format)}",
             unique=token_hex(4),
             folder=self._layout(partition),
         )
@@ -186,7 +187,7 @@ class Committer:
             count=block.count,
             bytes=len(data),
             sha256=digest,
-            format=self._writer.format,
+            format=writer.format,
             sequences=Sequences.from_iterable(block.records.sequences).to_text(),
             node=self.options.node,
             stored_ns=int(self._clock() * 1e9),

@@ -37,10 +37,13 @@ async def capture(
     blocks: OpenBlocks,
     commit: Commit,
     *,
+    retain: Callable[[Records[V]], None] | None = None,
     in_flight: InFlight | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Store every message of `source`, then acknowledge it. `partition` returns the key of each record.
+
+    `retain` replaces the payloads of records by what is stored in their place; see `capture.formats.values`.
 
     The end of `source` is the graceful stop: all open blocks are sealed, and all commits finish. A quiet source must
     yield an empty batch now and then, so that blocks are sealed when they reach `max_age`. A commit that fails ends the
@@ -59,7 +62,10 @@ async def capture(
         async with asyncio.TaskGroup() as commits:
             async for batch in source:
                 records = decode(batch)  # undecodable messages are kept raw under their own key
-                groups = group(records, partition(records), blocks.limits.interval)
+                keys = partition(records)
+                if retain:
+                    retain(records)
+                groups = group(records, keys, blocks.limits.interval)
                 await store(blocks.add(groups, now=clock()))
                 await store(blocks.due(clock()))
             await store(blocks.seal_all())

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, NotDrainedError, StoreError
-from capture.formats import Writer
+from capture.formats import Writer, retain_of
 from capture.formats import writer as choose_writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announce, software_version
@@ -104,15 +105,16 @@ class Node:
         self._handed_back = HandedBack(config.limits.max_age + max(config.redeliver_after, default=0.0) + TROUBLE_LASTS)
         self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
-        self._decode = decoder(config.decoder)
-        self._partition = partitioner(config.partition)
+        decode, partition = decoder(config.decoder), partitioner(config.partition)
         self.writer = choose_writer(
             writer or config.format,
-            decode=self._decode,
+            decode=decode,
             compression=config.compression,
             flatten=config.flatten,
+            envelope=config.envelope,
             keys=config.block_keys(),
         )
+        self._pipeline = partial(capture, decode=decode.decode, partition=partition, retain=retain_of(self.writer))
         _check(config)
 
     def __repr__(self) -> str:
@@ -229,7 +231,7 @@ class Node:
                     self.start.over = True
                     life.info("%s", self._describe_start(durables), extra={"action": "began"})
                     blocks, in_flight = self._blocks, self._in_flight
-                    await capture(source, self._decode.decode, self._partition, blocks, commit, in_flight=in_flight)
+                    await self._pipeline(source, blocks=blocks, commit=commit, in_flight=in_flight)
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
                 raise type(error)(explain_end(error, config), code=error.code, err_code=error.err_code) from error
             finally:
@@ -271,8 +273,7 @@ class Node:
                 self.stored["healed"] += completion.count
 
         blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, count_healed).commit
-        in_flight = InFlight(blocks, self.config.slots)
-        await capture(messages, self._decode.decode, self._partition, blocks, commit, in_flight=in_flight)
+        await self._pipeline(messages, blocks=blocks, commit=commit, in_flight=InFlight(blocks, self.config.slots))
 
     def _describe_start(self, durables: list[Durable]) -> str:
         names = ", ".join(one.name for one in durables)

@@ -26,7 +26,7 @@ from capture.archive.signing import Signer
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import ConfigError, FormatError, NotStoredError, RestoreError
-from capture.formats import writer
+from capture.formats import retain_of, writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.layout import layout
@@ -166,12 +166,20 @@ class _NoAcks:
 async def _store_blocks(backup: _Backup, config: CaptureConfig, store: Store) -> None:
     decode = decoder(config.decoder)
     keys = config.block_keys()
-    made_by = writer(config.format, decode=decode, compression=config.compression, flatten=config.flatten, keys=keys)
+    made_by = writer(
+        config.format,
+        decode=decode,
+        compression=config.compression,
+        flatten=config.flatten,
+        envelope=config.envelope,
+        keys=keys,
+    )
     options = CommitOptions(node="import", interval=config.limits.interval, attempts=config.store_attempts)
     committer = Committer(store, made_by, _NoAcks(), options, layout=layout(config.layout))
     partition = partitioner(config.partition)
     async with aclosing(backup.batches()) as batches:
-        await capture(batches, decode, partition, OpenBlocks(config.limits.limits()), committer.commit)
+        blocks = OpenBlocks(config.limits.limits())
+        await capture(batches, decode, partition, blocks, committer.commit, retain=retain_of(made_by))
 
 
 @dataclass

@@ -19,6 +19,8 @@ from capture.archive.encryption import Keys
 from capture.archive.envelope_columns import describe_columns
 from capture.archive.readme import README, VERSION, describe, text, version_of
 from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import STORED, describe_formats
+from capture.decoders import decoder
 from capture.formats import writer
 from capture.formats.envelope import SCHEMA
 from capture.stores import MemoryStore
@@ -60,7 +62,8 @@ async def folder(tmp_path):
     for path in (await chain.read(archived.store, archived.heads[table.Table].head, table.Table)).consumed:
         (tmp_path / path).unlink(missing_ok=True)  # as the sweep does some time later
     await store_block(archived.store, [20, 21, 24], writer("ndjson"))
-    await store_block(archived.store, [24, 25], writer("ndjson", compression="gzip"))  # 24 was delivered again
+    decoded = writer("ndjson", decode=decoder("message"), envelope="nested", compression="gzip")
+    await store_block(archived.store, [24, 25], decoded)  # 24 was delivered again
     return archived, tmp_path
 
 
@@ -173,4 +176,12 @@ async def test_a_node_writes_it_and_replaces_an_older_one_only():
 
 def test_the_page_is_in_the_package():
     page = Path(chain.__file__).with_name("readme.md").read_text()
-    assert page.replace("{version}", str(VERSION)).replace("{columns}", describe_columns()).encode() == text()
+    page = page.replace("{version}", str(VERSION)).replace("{columns}", describe_columns())
+    assert page.replace("{formats}", describe_formats()).encode() == text()
+
+
+def test_it_says_what_each_format_allows():
+    assert all(
+        f"| `{name}` | `.{one.ending or name}` | {'yes' if one.restorable else 'no'} |" in PAGE
+        for name, one in STORED.items()
+    )

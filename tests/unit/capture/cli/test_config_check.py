@@ -7,7 +7,7 @@ import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 from secret import write_secret
 
-from capture.cli.config import problems, redact_value
+from capture.cli.config import limits, problems, redact_value
 from capture.config.load import gather_settings, load
 from capture.errors import CaptureError
 from capture.node.node import Node
@@ -164,3 +164,43 @@ def test_a_wrong_variable_of_the_connection_is_not_put_down_to_the_file(
 def test_a_key_in_the_place_of_its_file_is_not_told(file: Path) -> None:
     (said,) = found(file, NAMED, CAPTURE_KEY_FILE=f"k1:{KEY}")
     assert said == "the key file *** can't be read: No such file or directory (key_file: variable CAPTURE_KEY_FILE)"
+
+
+@pytest.mark.parametrize(
+    ("setting", "notes"),
+    [
+        ('format = "ndjson"', []),
+        ('format = "parquet"\nenvelope = "columns"', []),
+        ('format = "ndjson"\nenvelope = "nested"', ["ndjson-decoded: the compaction leaves"]),
+        (
+            'format = "raw"\nenvelope = "none"',
+            [
+                "raw-value: messages are not stored whole: `capture restore`",
+                "raw-value: the compaction leaves",
+                "raw-value: `capture verify` counts their messages by the entries",
+            ],
+        ),
+        ('format = "csv"', ["csv: messages are not stored whole", "csv: the compaction leaves"]),
+    ],
+)
+def test_a_check_says_what_the_archive_does_not_allow(file: Path, setting: str, notes: list[str]) -> None:
+    assert found(file, f'stream = "S"\nstore = "lake"\ndecoder = "json"\n{setting}') == []
+    said = limits(load(file, {}, environment={}))
+    assert [one.startswith(f"blocks are {note}") for one, note in zip(said, notes, strict=True)] == [True] * len(notes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('format = "ndjson"\nenvelope = "none"', "the decoder 'raw' makes none: name another decoder"),
+        ('format = "parquet"\nenvelope = "none"', "format parquet has no envelope 'none'; ndjson, csv, raw have"),
+        (
+            'format = "ndjson"\nenvelope = "flat"',
+            "there is no envelope 'flat'; the known ones are columns, nested, none",
+        ),
+    ],
+)
+def test_a_check_refuses_an_envelope_that_can_not_be_written(file: Path, setting: str, said: str) -> None:
+    [sentence] = found(file, f'stream = "S"\nstore = "lake"\n{setting}')
+    assert said in sentence
+    assert "envelope: file capture.toml, line 4" in sentence

@@ -1,0 +1,159 @@
+"""The formats `ndjson-value`, `csv-value` and `raw-value`: decoded values, without the envelope.
+
+A message is replaced by its encoded value before it gets into a block. So a value that can't be encoded makes its
+message undecodable, like an error of the decoder, and a block of undecodable messages is written with the envelope.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import IO, Any, ClassVar, NoReturn, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from capture.decoders.contract import Flatten, reason
+from capture.errors import FormatError
+from capture.formats.contract import Format, Positions
+from capture.formats.csv import MORE, Row, cells_of, flat, to_csv
+from capture.ingest.block import SealedBlock, Writer
+from capture.ingest.keys import UNDECODABLE
+from capture.ingest.record import Records
+
+_TAKEN = frozenset({MORE})
+_encode = msgspec.json.Encoder().encode
+_decode_rows = msgspec.json.Decoder(list[dict[str, str | None]]).decode
+
+
+class Values:
+    """A format that stores values only. Nothing in its objects says which messages they are of."""
+
+    format: ClassVar[str]
+    unfit: ClassVar[Counter[str]] = Counter()  # what does not fit is undecodable
+
+    def encode(self, value: Any) -> bytes:
+        """Return a value as it is kept in blocks. Any error means that the message is undecodable."""
+        raise NotImplementedError
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object of a block whose payloads are encoded values."""
+        return b"".join(block.records.payloads)
+
+    def read(self, data: bytes) -> pa.Table:
+        """Raise FormatError."""
+        self._refuse()
+
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Raise FormatError."""
+        self._refuse()
+
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Raise FormatError."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise FormatError(f"{self.format} holds decoded values without the envelope: read the object itself")
+
+
+class NdjsonValues(Values):
+    """A line of JSON for each value."""
+
+    format: ClassVar[str] = "ndjson-value"
+
+    def encode(self, value: Any) -> bytes:
+        """Return the value as a line of JSON."""
+        return encode_json(value) + b"\n"
+
+
+class RawValues(Values):
+    """The bytes of the values, one after the other, with nothing in between."""
+
+    format: ClassVar[str] = "raw-value"
+
+    def encode(self, value: Any) -> bytes:
+        """Return bytes as they are, a text in UTF-8, and any other value as JSON."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        return value.encode() if isinstance(value, str) else encode_json(value)
+
+
+class CsvValues(Values):
+    """CSV with the columns of the values only. A block holds the rows of each message as JSON."""
+
+    format: ClassVar[str] = "csv-value"
+
+    def __init__(self, flatten: Flatten[Any] | None = None) -> None:
+        self._flatten = flatten or flat
+
+    def encode(self, value: Any) -> bytes:
+        """Return the rows of the value. ValueError if it has no row with a cell."""
+        rows = [cells for row in self._flatten(value) if (cells := cells_of(row, _TAKEN))]
+        if not rows:
+            raise ValueError("the value makes no row")
+        return _encode([{name: None if cell is None else str(cell) for name, cell in row.items()} for row in rows])
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the rows of the block as CSV with a header."""
+        rows: list[Row] = [row for payload in block.records.payloads for row in _decode_rows(payload)]
+        return to_csv(rows)
+
+
+class _Sized(Protocol):
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def unfit(self) -> Counter[str]: ...
+
+    def write(self, block: SealedBlock) -> bytes: ...
+
+
+class ValueWriter:
+    """Writes blocks of values, and blocks of undecodable messages in the format that keeps messages whole."""
+
+    def __init__(self, of_values: _Sized, of_messages: _Sized, values: Values) -> None:
+        self._of_values, self._of_messages, self._values = of_values, of_messages, values
+        self.format = of_values.format
+        """The format of blocks of values."""
+        self.unfit = of_messages.unfit
+        """Number of values that did not fit their column, by column."""
+
+    def __repr__(self) -> str:
+        return f"ValueWriter({self.format!r})"
+
+    def writer_for(self, block: SealedBlock) -> Writer:
+        """Return the writer of a block."""
+        return self._of_messages if block.key == UNDECODABLE else self._of_values
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object's bytes, in the format of `writer_for`."""
+        return self.writer_for(block).write(block)
+
+    def retain(self, records: Records[Any]) -> None:
+        """Replace the payloads of records by their encoded values.
+
+        A message without a value becomes undecodable, with the reason as its error; it keeps its payload.
+        """
+        payloads = []
+        for index, (payload, value) in enumerate(zip(records.payloads, records.values, strict=True)):
+            if index not in records.errors:
+                try:
+                    if value is None:
+                        raise ValueError("the decoder returned None")
+                    payload = self._values.encode(value)
+                except Exception as error:  # a user's function, or a value of any type
+                    records.errors[index] = f"no value to store: {reason(error)}"
+            payloads.append(payload)
+        records.payloads = payloads
+
+
+def retain_of(writer: Writer | Format) -> Callable[[Records[Any]], None] | None:
+    """Return the function that replaces payloads by what this writer stores; None if it stores payloads."""
+    return writer.retain if isinstance(writer, ValueWriter) else None
+
+
+def encode_json(value: Any) -> bytes:
+    """Return the value as JSON without line breaks: bytes in base64, times in ISO 8601. Raises msgspec's errors."""
+    data = _encode(value)
+    return msgspec.json.format(data, indent=-1) if b"\n" in data else data  # a value may be a `msgspec.Raw`
