@@ -13,6 +13,7 @@ from archived import ARCHIVE, KEYS, SIGNER, STREAM, Archived, records, store_blo
 from cryptography.exceptions import InvalidSignature
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sealed import HEADERS, block
 
 from capture.archive import chain, iceberg_state, identity, manifest, recording, scope, signing, table
 from capture.archive.encryption import Keys
@@ -62,8 +63,7 @@ async def folder(tmp_path):
     for path in (await chain.read(archived.store, archived.heads[table.Table].head, table.Table)).consumed:
         (tmp_path / path).unlink(missing_ok=True)  # as the sweep does some time later
     await store_block(archived.store, [20, 21, 24], writer("ndjson"))
-    decoded = writer("ndjson", decode=decoder("message"), envelope="nested", compression="gzip")
-    await store_block(archived.store, [24, 25], decoded)  # 24 was delivered again
+    await store_block(archived.store, [24, 25], writer("ndjson", compression="gzip"))  # 24 was delivered again
     return archived, tmp_path
 
 
@@ -178,6 +178,13 @@ def test_the_page_is_in_the_package():
     page = Path(chain.__file__).with_name("readme.md").read_text()
     page = page.replace("{version}", str(VERSION)).replace("{columns}", describe_columns())
     assert page.replace("{formats}", describe_formats()).encode() == text()
+
+
+def test_its_program_reads_messages_beside_their_values():
+    kept = block((b"a", HEADERS, b'{"n":1}'))
+    wanted = writer("ndjson", decode=decoder("json"), envelope="columns", compression="zstd")
+    [row] = ran(PROGRAM)["rows"](wanted.write(kept), wanted.format)
+    assert (row["sequence"], row["payload"], row["n"]) == (100, b'{"n":1}', 1)
 
 
 def test_it_says_what_each_format_allows():
