@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ def format_of(recorded: str) -> StoredFormat:
     return STORED.get(recorded.partition(".")[0], _UNKNOWN)
 
 
+@lru_cache(maxsize=64)  # asked for each block
 def ending_of(recorded: str) -> str:
     """Return the end of the name of an object with this `Stored.format`: "ndjson.zst" for "ndjson-value.zst"."""
     plain, *layers = recorded.removeprefix(OWN).split(".")
