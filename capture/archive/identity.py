@@ -11,14 +11,13 @@ from typing import TypeVar
 
 import msgspec
 
-from capture.archive.manifest import ENTRIES, Manifest, quote_key
+from capture.archive.manifest import ARCHIVE, ENTRIES, Manifest, quote_key
 from capture.archive.readme import describe
 from capture.archive.signing import SIGNING_VARIABLE, Signer
 from capture.errors import AlreadyStoredError, ConfigError, ManifestError, NoArchiveError, NotStoredError
 from capture.stores import Store
 from natty.errors import UNREADABLE
 
-ARCHIVE = "_archive.json"
 SIGNING = "_signing.json"
 STREAMS = "_streams/"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -12,17 +13,22 @@ import msgspec
 from capture.archive.chain import Document, decode_known
 from capture.archive.encryption import ENDING
 from capture.errors import ManifestError, StoreError
-from capture.stores.contract import check_path
+from capture.stores.contract import Listing, Store, check_path, is_path
 
 ENTRY_FORMAT = 1
 """The format of entries that this version writes; it refuses a newer one by name."""
 
+ARCHIVE = "_archive.json"
 BLOCKS, ENTRIES, TABLE = "blocks/", "_entries/", "table/"
+OUTSIDE = "~"
+"""The folder in `_entries/` of the entries of blocks outside of `blocks/`. No quoted name is equal to it."""
 LONGEST_KEY = 160
 """The longest quoted key, in bytes, that a path contains in full."""
 FIELDS = "/"
 """The prefix of a key with several fields: "/region=eu/level=3", every part already quoted."""
 
+_OWN_FOLDER = re.compile(r"_|~/|(blocks|table|iceberg)(/|\Z)", re.IGNORECASE).match
+_BLOCK_NAME = re.compile(r"[^/]+(-[0-9]+){3}-[0-9a-f]{8}(-[0-9a-f]+)?\.[^/]+").fullmatch  # see block_path
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
@@ -114,7 +120,7 @@ def decode_entry(data: bytes, path: str) -> Stored:
 def _check_block(entry: Stored, path: str) -> Stored:
     """Return the entry if its path is a block's: a sweep adopts that path, and may later delete it."""
     try:
-        if check_path(entry.path).startswith(BLOCKS):
+        if is_block(check_path(entry.path)):
             return entry
     except StoreError as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
@@ -198,11 +204,40 @@ def block_path(
     """Return the path of a block: the `folder` of its partition (default: Hive's layout), and a name with its range.
 
     `unique` is a text that no other block has. A deleted path must never be written again, because a paused sweeper may
-    be about to delete it a second time.
+    be about to delete it a second time. A folder that begins with "/" is not below `blocks/`, unless it is one of the
+    archive's own.
     """
     folder = partition.hive() if folder is None else folder
     name = f"{quote_key(partition.stream)}-{first}-{last}-{count}-{sha256[:8]}"
-    return f"{BLOCKS}{folder}{folder and '/'}{name}{unique and f'-{unique}'}{suffix}"
+    below = folder.removeprefix("/")
+    path = f"{below}{below and '/'}{name}{unique and f'-{unique}'}{suffix}"
+    return path if folder.startswith("/") and is_block(path) else f"{BLOCKS}{path}"
+
+
+def is_block(path: str) -> bool:
+    """Return whether a path is a block's: in `blocks/`, or outside of the archive's own folders with a block's name."""
+    if path.startswith(BLOCKS):
+        return True
+    name = path.rpartition("/")[2]
+    return is_path(path) is not None and not _OWN_FOLDER(path) and _BLOCK_NAME(name) is not None
+
+
+def is_outside(path: str) -> bool:
+    """Return whether the path of a block or table file is outside of `blocks/` and `table/`."""
+    return not path.startswith((BLOCKS, TABLE))
+
+
+async def list_blocks(store: Store, *, outside: bool) -> Listing:
+    """Return the blocks that exist, also those that no entry names. May raise StoreError.
+
+    With `outside` it lists the whole store, for blocks outside of `blocks/`. Other archives in a folder of this one
+    are left out.
+    """
+    if not outside:
+        return await store.list(BLOCKS)
+    found = await store.list()
+    others = tuple(one.path.removesuffix(ARCHIVE) for one in found if one.path.endswith(f"/{ARCHIVE}"))
+    return [one for one in found if is_block(one.path) and not one.path.startswith(others)]
 
 
 def table_path(block: str, token: int, unique: str, ending: str = "") -> str:
@@ -210,18 +245,25 @@ def table_path(block: str, token: int, unique: str, ending: str = "") -> str:
 
     `ending` names the encryption around the file: ".enc".
     """
-    partition = "".join(block.partition("/")[2].rpartition("/")[:2])
-    return f"{TABLE}{partition}c-{token}-{unique}.parquet{ending}"
+    folder = partition_folder(block)
+    return f"{TABLE}{folder}{folder and '/'}c-{token}-{unique}.parquet{ending}"
+
+
+def partition_folder(path: str) -> str:
+    """Return the folder of a block's or table file's partition, without `blocks/` or `table/`: "eu/2026/11/21"."""
+    inside = path if is_outside(path) else path.partition("/")[2]
+    return inside.rpartition("/")[0]
 
 
 def entry_path(block: str) -> str:
     """Return the path of a block's entry, which is written after the block and before the ack."""
-    return f"{ENTRIES}{block.removeprefix(BLOCKS)}.json"
+    return f"{ENTRIES}{f'{OUTSIDE}/{block}' if is_outside(block) else block.removeprefix(BLOCKS)}.json"
 
 
 def entry_block(entry: str) -> str:
     """Return the path of the block that an entry's path belongs to."""
-    return f"{BLOCKS}{entry.removeprefix(ENTRIES).removesuffix('.json')}"
+    path = entry.removeprefix(ENTRIES).removesuffix(".json")
+    return path.removeprefix(f"{OUTSIDE}/") if path.startswith(f"{OUTSIDE}/") else f"{BLOCKS}{path}"
 
 
 def is_encrypted(one: Stored) -> bool:

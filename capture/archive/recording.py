@@ -17,7 +17,8 @@ import msgspec
 
 from capture.archive import chain
 from capture.archive.chain import Document, Head, HeadPointer, current, old_documents
-from capture.archive.identity import ARCHIVE, STREAMS, list_claimed
+from capture.archive.identity import STREAMS, list_claimed
+from capture.archive.manifest import ARCHIVE
 from capture.archive.readme import VERSION
 from capture.archive.scope import ASKED
 from capture.archive.sequences import MAXIMUM, Sequences

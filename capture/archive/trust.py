@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from capture.archive import chain
 from capture.archive.chain import HeadReader, latest_offline
-from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored, is_encrypted
+from capture.archive.manifest import TABLE, Manifest, Stored, is_encrypted, list_blocks
 from capture.archive.picture import Picture, read_picture
 from capture.archive.recording import Recording
 from capture.archive.signing import PublicKeys
@@ -81,7 +81,7 @@ async def read_trusted(
 
 async def check_vouched(store: Store) -> None:
     """Raise ManifestError if the store holds objects but no manifest: only its signature can vouch for them."""
-    if objects := [*await store.list(BLOCKS), *await store.list(TABLE)]:
+    if objects := [*await list_blocks(store, outside=True), *await store.list(TABLE)]:
         raise ManifestError(
             f"{store.url} holds {len(objects):,} objects, {objects[0].path} among them, and no manifest that vouches"
             " for them: it was removed, or the sweep has not written the first one yet"

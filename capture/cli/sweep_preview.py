@@ -10,6 +10,7 @@ from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import require_archive
 from capture.archive.manifest import Manifest
 from capture.config.settings import CaptureConfig
+from capture.ingest.layout import is_outside_blocks
 from capture.maintenance.sweep import preview
 from capture.node.leader_tasks import retention
 from capture.stores import open_store
@@ -31,6 +32,7 @@ async def list_removable(config: CaptureConfig) -> list[dict[str, Any]]:
             now=time.time(),
             grace=config.sweep.grace,
             retention=retention(config),
+            outside=is_outside_blocks(config.layout),
         )
     expired = [
         {"path": one.object.path, "why": one.reason, "messages": one.object.count, "bytes": one.object.bytes}

@@ -161,7 +161,7 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
     node: str = ""
     decoder: str = "raw"
     partition: str = "time"
-    layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"
+    layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"; "/" in front: outside of blocks/
     format: str = PARQUET.name
     compression: str = ""  # none, gzip, snappy or zstd; default: zstd for Parquet, none for the others
     envelope: str = ""  # beside the decoded value: columns, nested or none; default: the payload as received

@@ -1,11 +1,11 @@
-"""The folder of a block below `blocks/`. Readers get a block's contents from its entry, never from its path."""
+"""The folder of a block, in `blocks/` or not. Readers get a block's contents from its entry, never from its path."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
-from capture.archive.manifest import Partition
+from capture.archive.manifest import OUTSIDE, Partition
 from capture.errors import StoreError
 from capture.stores.contract import check_path
 from capture.stores.plugin import load_function
@@ -19,7 +19,7 @@ log = logging.getLogger("capture.layout")
 
 
 Layout = Callable[[Partition], str]
-"""Returns the folder of a partition, below `blocks/`; "" is `blocks/` itself."""
+"""Returns the folder of a partition, in `blocks/`; with "/" in front, in the archive's own folder. "" is `blocks/`."""
 
 
 def dated(partition: Partition) -> str:
@@ -35,8 +35,16 @@ def layout(spec: str) -> Layout:
 
     Your own takes a `Partition` and returns a folder: relative, with "/" between its parts. If it raises, or returns
     something that is not a folder, the reason is logged and the block is stored where "hive" would store it.
+    With "/" in front of the name, "/dated" for example, blocks are not below `blocks/`.
     """
-    return LAYOUTS[spec] if spec in LAYOUTS else guard(load_function(spec, "layout", LAYOUTS))
+    name = spec.removeprefix("/")
+    place = LAYOUTS[name] if name in LAYOUTS else guard(load_function(name, "layout", LAYOUTS))
+    return (lambda partition: f"/{place(partition)}") if is_outside_blocks(spec) else place
+
+
+def is_outside_blocks(spec: str) -> bool:
+    """Return whether a layout, given by its name, stores blocks outside of `blocks/`."""
+    return spec.startswith("/")
 
 
 def guard(resolve: Callable[[Partition], str]) -> Layout:
@@ -62,6 +70,8 @@ def _check_folder(folder: str) -> str:
         raise StoreError(f"it returned {type(folder).__name__}, not str")
     if folder:
         check_path(folder)
+    if folder.partition("/")[0] == OUTSIDE:
+        raise StoreError(f"{OUTSIDE!r} can't be its first part: the archive uses this name")
     size, parts = len(folder.encode()), [len(part.encode()) for part in folder.split("/")]
     if size > LONGEST_FOLDER or max(parts) > LONGEST_PART:
         raise StoreError(

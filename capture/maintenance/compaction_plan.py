@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from capture.archive.encryption import ENDING
-from capture.archive.manifest import Stored, is_encrypted, table_path
+from capture.archive.manifest import Stored, is_encrypted, partition_folder, table_path
 from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import format_of
@@ -99,7 +99,7 @@ def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now
 
 def _bin(one: Stored) -> tuple[str, ...]:
     """Return the bin's name, with its partition's folder: intervals of another length may start at the same time."""
-    return one.stream, one.key, str(one.interval), one.path.partition("/")[2].rpartition("/")[0]
+    return one.stream, one.key, str(one.interval), partition_folder(one.path)
 
 
 def _is_due(blocks: Sequence[Stored], policy: Policy, now: float) -> bool:

@@ -11,7 +11,17 @@ import msgspec
 from capture.archive import chain
 from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.archive.coverage import coverage
-from capture.archive.manifest import BLOCKS, ENTRIES, Manifest, Stored, decode_entry, entry_block, entry_path
+from capture.archive.manifest import (
+    ENTRIES,
+    Manifest,
+    Stored,
+    decode_entry,
+    entry_block,
+    entry_path,
+    is_block,
+    is_outside,
+    list_blocks,
+)
 from capture.archive.picture import GRACE
 from capture.archive.retention import EVERYTHING, Expired, Retention, record_removed, removed_sequences, sum_up
 from capture.archive.sequences import Sequences
@@ -191,7 +201,7 @@ def _is_kept(one: Retired, table: Table | None, listed: set[str], before: float)
     An entry that outlived this record would look new, and its rows would be adopted a second time. Table files that
     format 1 retired stay until a table has taken them over.
     """
-    if not one.path.startswith(BLOCKS):
+    if not is_block(one.path):
         return table is None
     return one.since >= before or one.path in listed or entry_path(one.path) in listed
 
@@ -201,10 +211,7 @@ def _leftovers(named: set[str], listed: set[str], objects: Listing, before: floa
     return [
         one.path
         for one in objects
-        if one.path.startswith(BLOCKS)
-        and one.path not in named
-        and entry_path(one.path) not in listed
-        and one.modified < before
+        if is_block(one.path) and one.path not in named and entry_path(one.path) not in listed and one.modified < before
     ]
 
 
@@ -219,16 +226,21 @@ async def sweep(
     retention: Retention = EVERYTHING,
     begins: Mapping[str, int] = NOWHERE,
     trust: Trust = NO_CHECKS,
+    outside: bool = False,
 ) -> SweepReport:
     """Adopt stored blocks into the manifest, retire those that the table has consumed or that retention removes.
 
     Then delete leftovers. A sweep may be stopped at any point and run again, or run twice at once: it deletes an object
     only after the manifest that makes it superfluous is committed. FencedError if this term is over; nothing is deleted
     then. `begins` are the first sequences of the streams, read before. Entries that `trust` refuses are not adopted:
-    they stay, and are reported like unreadable entries.
+    they stay, and are reported like unreadable entries. `outside` tells that the nodes' layout stores blocks outside of
+    `blocks/`; if the manifest names such a block, leftovers are looked for there in any case.
     """
-    objects = await _list_archive(store)
+    objects = await _list_archive(store, outside)
     head, manifest = await current(store, pointer, Manifest, now)
+    if not outside and _names_outside(manifest):
+        objects = await _list_archive(store, outside=True)
+        head, manifest = await current(store, pointer, Manifest, now)
     table, entries, objects, unreadable = await _read_state(store, manifest, table_head, objects)
     if refused := trust.list_refused(entries):
         entries, unreadable = [one for one in entries if not trust.list_refused([one])], [*unreadable, *refused]
@@ -247,10 +259,14 @@ async def preview(
     now: float,
     grace: float = GRACE,
     retention: Retention = EVERYTHING,
+    outside: bool = False,
 ) -> Preview:
-    """Return what leaders would do now; it changes nothing."""
-    objects = await _list_archive(store)
+    """Return what leaders would do now; it changes nothing. `outside` as in `sweep`."""
+    objects = await _list_archive(store, outside)
     manifest = await chain.read(store, await manifest_head(), Manifest)
+    if not outside and _names_outside(manifest):
+        objects = await _list_archive(store, outside=True)
+        manifest = await chain.read(store, await manifest_head(), Manifest)
     table, entries, objects, _ = await _read_state(store, manifest, table_head, objects)
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
     blocks = [*(plan.manifest or manifest).blocks, *(one.object for one in plan.expired)]
@@ -259,9 +275,13 @@ async def preview(
     return Preview(plan, [one for one in expired if one.object.path in files], {one.path for one in manifest.retired})
 
 
-async def _list_archive(store: Store) -> Listing:
+async def _list_archive(store: Store, outside: bool) -> Listing:
     """List the archive in the order that plan_sweep needs."""
-    return await store.list(BLOCKS) + await store.list(ENTRIES) + await store.list(Manifest.FOLDER)
+    return await list_blocks(store, outside=outside) + await store.list(ENTRIES) + await store.list(Manifest.FOLDER)
+
+
+def _names_outside(manifest: Manifest) -> bool:
+    return any(is_outside(path) for path in manifest.list_paths())
 
 
 async def _read_state(

@@ -25,6 +25,7 @@ from capture.archive.table import Exposure, Table, first_table
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, FencedError, NotSweptError
 from capture.ingest.board import ArchiveState, Board, StreamState, disagreement, server_time
+from capture.ingest.layout import is_outside_blocks
 from capture.maintenance.compaction import CompactReport, compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.engine import Engine
@@ -309,6 +310,7 @@ class Sweeps:
             retention=retention(config) if progress else EVERYTHING,  # one clock alone expires nothing
             begins={one.stream: one.first for one in progress},
             trust=config.trust(),
+            outside=is_outside_blocks(config.layout),
         )
         await duty.store.remove_leftovers(config.sweep.grace, now)
         captured = await self._read_streams(report, progress)

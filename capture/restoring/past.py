@@ -10,7 +10,7 @@ from capture.archive.chain import Document, Head, latest_offline, read
 from capture.archive.heads import head_readers
 from capture.archive.history import recording_at
 from capture.archive.identity import archive_name, list_claimed, require_archive
-from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored
+from capture.archive.manifest import TABLE, Manifest, Stored, is_outside, list_blocks
 from capture.archive.recording import Configuration, Recording, StreamRecord
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
@@ -163,7 +163,9 @@ def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[
 
 async def _check_all_exist(store: Store, objects: list[Stored]) -> None:
     """RestoreRefusedError unless every object exists with its recorded size."""
-    sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if objects else {}
+    outside = any(is_outside(one.path) for one in objects)
+    listed = await list_blocks(store, outside=outside) + await store.list(TABLE) if objects else []
+    sizes = {one.path: one.bytes for one in listed}
     wrong = [
         f"{one.path} is missing" if one.path not in sizes else f"{one.path} has another size than its record says"
         for one in objects

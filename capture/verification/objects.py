@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import IO, TYPE_CHECKING
 
 from capture.archive.encryption import Keys
-from capture.archive.manifest import BLOCKS, TABLE, Stored
+from capture.archive.manifest import TABLE, Stored, is_outside, list_blocks
 from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStoredError
@@ -115,7 +115,9 @@ async def _check_objects(
     on_progress: Progress | None,
 ) -> None:
     """Check a few objects at a time; one listing shows which ones exist."""
-    sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if records else {}
+    outside = any(is_outside(one.path) for one in records)
+    listed = await list_blocks(store, outside=outside) + await store.list(TABLE) if records else []
+    sizes = {one.path: one.bytes for one in listed}
     before = len(findings)
 
     async def look(record: Stored) -> None:

@@ -62,6 +62,7 @@ class Options:
     replicas: int = 1
     ack: str = "explicit"  # "all" for one node, or "group": nodes share the partitions of a group
     buffers: str = "memory"
+    layout: str = "hive"
     spark: bool = False
     faults: tuple[str, ...] = ()  # these, in this order, instead of the faults from `kills` and `seed`
     broken: bool = False  # the control: nodes ack too early
@@ -78,6 +79,7 @@ class Options:
             "store_attempts": 3,
             "redeliver_after": [0.2, 1.0],
             "buffers": {"kind": self.buffers},
+            "layout": self.layout,
             "limits": {"max_age": self.max_age, "max_messages": self.max_messages},
             "sweep": {"every": 0.5, "grace": self.grace},
             "compaction": {"every": 5.0, "min_files": 2, "lease": 3.0},
@@ -303,6 +305,7 @@ def _arguments():
     parser.add_argument("--cluster", action="store_true", help="three servers, of which one at a time is killed")
     parser.add_argument("--ack", choices=("explicit", "all", "group"), default=Options.ack)
     parser.add_argument("--buffers", choices=("memory", "disk"), default=Options.buffers)
+    parser.add_argument("--layout", default=Options.layout)
     parser.add_argument("--spark", action="store_true", help="compact, too")
     parser.add_argument("--broken", action="store_true", help="the control: nodes that ack too early")
     return parser.parse_args()

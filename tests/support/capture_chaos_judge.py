@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from capture_chaos_load import VICTIM, digest, made
 
-from capture.archive.manifest import BLOCKS, ENTRIES, entry_block
+from capture.archive.manifest import ENTRIES, entry_block, is_block
 from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
 from capture.formats.choose import read_object
@@ -141,7 +141,7 @@ def _is_json(payload):
 async def _look_at_objects(store, named, findings):
     """Check that every visible object is complete, even unnamed ones: a block's name contains the hash of its bytes."""
     listed = [one.path for one in await store.list()]
-    blocks = [path for path in listed if path.startswith(BLOCKS)]
+    blocks = [path for path in listed if is_block(path)]
     dangling = {entry_block(path) for path in listed if path.startswith(ENTRIES)} - set(blocks)
     findings.wrongs += [f"an entry names a block that is missing: {path}" for path in sorted(dangling)[:SHOWN]]
     for path in blocks:

@@ -46,7 +46,7 @@ async def test_nothing_is_lost_or_invented_whatever_happens_to_nodes_server_and_
 
 async def test_nothing_is_lost_or_invented_whatever_happens_to_a_folder(play, tmp_path):
     struck = ("full", "kill", "purge", "kill_sweep", "fail", "rollup", "kill", "delete")
-    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck)
+    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck, layout="/dated")
     assert outcome.wrong == []
     assert sorted(outcome.faults.played.elements()) == sorted((*struck, "forget"))
 
