@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -59,15 +59,9 @@ SEND_AGAIN = 1.0  # seconds without an ack before a message with an id is sent a
 ASK_AGAIN = 1.0  # seconds: a server drops requests about streams without a leader, so they are repeated
 UNKNOWN = ""  # the stream of a publish without an ack: subjects do not say
 _QUESTIONS = (
-    "INFO",
-    "STREAM.INFO.",
-    "STREAM.NAMES",
-    "STREAM.LIST",
-    "STREAM.MSG.GET.",
-    "CONSUMER.INFO.",
-    "CONSUMER.NAMES.",
-    "CONSUMER.LIST.",
-)
+    "INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET.",
+    "CONSUMER.INFO.", "CONSUMER.NAMES.", "CONSUMER.LIST.",
+)  # fmt: skip
 
 
 class PubAck(msgspec.Struct, frozen=True):
@@ -212,26 +206,28 @@ class JetStream:
         self, subject: str, data: bytes, *, headers: Headers, timeout: float | None = None
     ) -> Coroutine[Any, Any, PubAck]:
         """Publish like `publish`, in a span if the application traces, and count it for the metrics."""
-        publish = self._trace_publish if "opentelemetry.trace" in sys.modules else self._count_publish
-        return publish(subject, data, headers, timeout)
+        if "opentelemetry.trace" in sys.modules:
+            return self._trace_publish(subject, data, headers, timeout)
+        return self.count(lambda: self.publish(subject, data, headers=headers, timeout=timeout))
 
     async def _trace_publish(self, subject: str, data: bytes, headers: Headers, timeout: float | None) -> PubAck:
         with tracing.trace_send(subject) as inject:
-            return await self._count_publish(subject, data, inject(headers), timeout)
+            traced = inject(headers)
+            return await self.count(lambda: self.publish(subject, data, headers=traced, timeout=timeout))
 
-    async def _count_publish(self, subject: str, data: bytes, headers: Headers, timeout: float | None) -> PubAck:
-        """Publish and count. An error or a cancellation counts as failed, even if the outcome is in doubt."""
+    async def count(self, publish: Callable[[], Awaitable[PubAck]], messages: int = 1) -> PubAck:
+        """Publish and count messages. An error or a cancellation counts as failed, also if the outcome is in doubt."""
         unanswered = self._outcomes.get(UNKNOWN) or self._count_outcomes(UNKNOWN)
-        unanswered.waiting += 1
+        unanswered.waiting += messages
         try:
-            ack = await self.publish(subject, data, headers=headers, timeout=timeout)
+            ack = await publish()
         except BaseException:
-            unanswered.failed += 1
+            unanswered.failed += messages
             raise
         finally:
-            unanswered.waiting -= 1
+            unanswered.waiting -= messages
         outcomes = self._outcomes.get(ack.stream) or self._count_outcomes(ack.stream)
-        outcomes.stored += 1
+        outcomes.stored += messages
         outcomes.duplicates += ack.duplicate
         return ack
 

@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from typing import Annotated, TypeVar
 
 import typer
 
-from natty.config.units import parse_duration, parse_size
+from natty.config.units import datetime_of, parse_duration, parse_size, parse_time
 from natty.errors import ConfigError, NattyError
 from natty.wire.message import check_header_name
 
@@ -112,6 +113,14 @@ def usage(parse: Callable[[], T]) -> T:
 def seconds(text: str) -> float:
     """Return the seconds of a duration such as 500ms, 30s, 1h30m, 7d. Raises a usage error if it is not one."""
     return usage(lambda: parse_duration(text))
+
+
+def moment(text: str) -> datetime:
+    """Return a time, as typer's parser of a flag."""
+    try:
+        return datetime_of(parse_time(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a time as 2026-11-23T18:00:00Z: {error}") from error
 
 
 def size(text: str) -> int:

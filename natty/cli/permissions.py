@@ -23,10 +23,14 @@ def publisher(
     *,
     stream: Annotated[str, typer.Argument(help="The stream.")],
     subjects: Annotated[list[str], typer.Argument(help="Subjects that the program publishes on.")],
+    later: Annotated[
+        bool,
+        typer.Option("--later", help="Also permit to publish later: on all subjects of the stream."),
+    ] = False,
     inbox: Inbox = roles.INBOX,
 ) -> None:
     """Print the permissions of a program that publishes to a stream."""
-    print(roles.publisher(check_name("stream", stream), subjects).block(inbox))
+    print(roles.publisher(check_name("stream", stream), subjects, later=later).block(inbox))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import headers_of, lines_of_stdin, seconds
+from natty.cli.ask import headers_of, lines_of_stdin, moment, seconds, usage
+from natty.cli.schedule import show_waiting
 from natty.cli.show import fields_of
 from natty.cli.tables import Json
 from natty.cli.terminal import json_text, say, write
 from natty.names import check_subject
+from natty.publishing.timing import Timing
 from natty.wire.message import Headers, encode_headers
 
 _WRITE_AHEAD = 256  # messages between two updates of the socket and the progress
@@ -42,17 +45,34 @@ def pub(
     jetstream: Annotated[
         bool, typer.Option("--jetstream", "-J", help="Wait until a stream has stored it, and print where.")
     ] = False,
+    at: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="TIME", help="Have the server publish it at this time: 2026-11-23T18:00Z."),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Have the server publish it so long after now: 5m.")
+    ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Publish each line of standard input.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Publish a message; with --jetstream, wait until a stream has stored it."""
+    """Publish a message; with --jetstream, wait until a stream has stored it; with --at or --after, later."""
     from_stdin = stdin or body == "-"
-    if msg_id and (count > 1 or from_stdin):
-        raise typer.BadParameter("a message id is for a single message", param_hint="--msg-id")
+    for flag, value in (("--msg-id", msg_id), ("--at", at), ("--after", after)):
+        if value and (count > 1 or from_stdin):
+            raise typer.BadParameter("it is for a single message", param_hint=flag)
     if from_stdin and count > 1:
         raise typer.BadParameter("each line of standard input is published once", param_hint="--count")
-    headers = headers_of(header or []) | ({"Nats-Msg-Id": msg_id} if msg_id else {})
+    headers = headers_of(header or [])
     check_subject(subject)
+    if at or after:
+        usage(lambda: Timing(at=at, after=after))
+        ack = connect.call(
+            nats,
+            lambda natty: natty.publish(subject, body.encode(), headers=headers, msg_id=msg_id, at=at, after=after),
+        )
+        show_waiting(ack, subject, as_json)
+        return
+    headers |= {"Nats-Msg-Id": msg_id} if msg_id else {}
     bodies = lines_of_stdin() if from_stdin else _repeat(body.encode(), count)
     total = None if from_stdin else count
     stored = jetstream or bool(msg_id)

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from natty import Natty, Schedule
+from natty import Natty, PubAck, Schedule
 from natty.cli import connect
-from natty.cli.ask import Force, confirm, headers_of, usage
+from natty.cli.ask import Force, confirm, headers_of, moment, usage
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.show import content_fields
 from natty.cli.tables import Json, print_document, print_table
 from natty.cli.terminal import say, write
-from natty.config.units import datetime_of, parse_time, write_count
+from natty.config.units import write_count
 from natty.names import check_pattern, check_subject
 from natty.streams.schedules import ScheduleOptions, subject_of
 
@@ -23,13 +23,6 @@ app = typer.Typer(help="Messages that the server publishes later.", no_args_is_h
 
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 Name = Annotated[str, typer.Argument(help="The schedule's name, or the subject that holds it.")]
-
-
-def _time(text: str) -> datetime:
-    try:
-        return datetime_of(parse_time(text))
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a time as 2026-11-23T18:00:00Z: {error}") from error
 
 
 @app.command()
@@ -74,7 +67,7 @@ def add(
     body: Annotated[str, typer.Argument(help="The message.")] = "",
     at: Annotated[
         datetime | None,
-        typer.Option(parser=_time, metavar="TIME", help="Publish once, at this time: 2026-11-23T18:00:00Z."),
+        typer.Option(parser=moment, metavar="TIME", help="Publish once, at this time: 2026-11-23T18:00:00Z."),
     ] = None,
     after: Annotated[str | None, typer.Option(metavar="DURATION", help="Publish once, so long after now: 5m.")] = None,
     every: Annotated[
@@ -104,6 +97,11 @@ def add(
     options |= {"ttl": ttl} if ttl else {}
     usage(lambda: ScheduleOptions(**options).write_headers())
     ack = connect.call(nats, lambda natty: natty.schedule(name, subject, body.encode(), **options))
+    show_waiting(ack, subject, as_json)
+
+
+def show_waiting(ack: PubAck, subject: str, as_json: bool) -> None:
+    """Print where a message is kept that the server publishes later."""
     if as_json:
         print_document({"stream": ack.stream, "sequence": ack.seq, "schedule": ack.schedule})
     else:

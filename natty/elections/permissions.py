@@ -16,6 +16,7 @@ from natty.consuming.dead_letters.streams import ADVISORIES, LETTERS
 from natty.elections.options import BUCKET
 from natty.elections.record import Subjects, republish_subject
 from natty.jetstream import OWN_API
+from natty.streams.schedules import PREFIX as SCHEDULES
 
 INBOX = "_INBOX"
 
@@ -53,9 +54,17 @@ class Permissions:
         )
 
 
-def publisher(stream: str, subjects: Iterable[str]) -> Permissions:
-    """Return the permissions of a program that stores messages on these subjects of a stream."""
-    return Permissions((*subjects, *api_subjects(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}", "STREAM.NAMES")))
+def publisher(stream: str, subjects: Iterable[str], *, later: bool = False) -> Permissions:
+    """Return the permissions of a program that stores messages on these subjects of a stream.
+
+    `later`: also to publish later, and to list and cancel what waits. The server then lets it publish on every subject
+    of the stream, by a schedule.
+    """
+    found = Permissions(tuple(subjects))
+    found += Permissions(api_subjects(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}", "STREAM.NAMES"))
+    if later:
+        found += Permissions((f"{SCHEDULES}.{stream}.>", *api_subjects(f"STREAM.MSG.DELETE.{stream}")))
+    return found
 
 
 def service(

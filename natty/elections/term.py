@@ -26,7 +26,7 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.jetstream import IN_FLIGHT, JetStream, StoredMessage
-from natty.publishing.atomic import AtomicMessage, publish_atomic
+from natty.publishing.atomic import AtomicMessage, store_batch
 
 READ_TIMEOUT = 1.0  # seconds: a stream without a leader does not answer; the read is retried
 COMMIT_RETRY = 0.025  # seconds between two tries of a commit in doubt
@@ -213,7 +213,7 @@ class Term:
             try:
                 timeout = max(0.05, self.remaining())
                 # `_find_stored` settles a batch in doubt
-                last = await publish_atomic(self._jetstream, batch, timeout=timeout, settle=False)
+                last = await store_batch(self._jetstream, batch, timeout=timeout, settle=False)
                 return {name: last.seq - len(commits) + place for place, name in enumerate(commits)}
             except (WrongLastSequenceError, PublishError, NotConnectedError) as error:
                 if isinstance(error, PublishError) and not error.in_doubt:

@@ -52,6 +52,20 @@ async def publish_atomic(
     *,
     expect_last_sequence: int | None = None,
     timeout: float | None = None,
+) -> PubAck:
+    """Store all of the messages as `store_batch` does, and count them for the metrics."""
+    expected = expect_last_sequence
+    return await jetstream.count(
+        lambda: store_batch(jetstream, messages, expect_last_sequence=expected, timeout=timeout), len(messages)
+    )
+
+
+async def store_batch(
+    jetstream: JetStream,
+    messages: Sequence[AtomicMessage | tuple[str, bytes]],
+    *,
+    expect_last_sequence: int | None = None,
+    timeout: float | None = None,
     settle: bool = True,
 ) -> PubAck:
     """Store all of the messages, one after the other in one stream, or none; return the ack of the last.

@@ -24,6 +24,7 @@ PASSWORD = "secret"
 APPS = {"natty": make_natty_app(), "capture": make_capture_app()}
 ROLES = {
     "publisher": ("natty", "permissions", "publisher", "ORDERS", "orders.*"),
+    "later": ("natty", "permissions", "publisher", "LATER", "later.*", "--later"),
     "service": ("natty", "permissions", "service", "ORDERS", "billing"),
     "candidate": ("natty", "permissions", "candidate", "job"),
     "writer": ("natty", "permissions", "bucket", "conf"),
@@ -99,6 +100,7 @@ def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
 
 async def prepared(natty):
     await natty.ensure_stream("ORDERS", subjects=["orders.*"], allow_batched=True)
+    await natty.ensure_stream("LATER", subjects=["later.*", "schedules.LATER.>"], allow_msg_schedules=True)
     await natty.election("any").prepare()
     await vacated_archive(natty, "ORDERS")
     await natty.create_bucket("conf")
@@ -121,6 +123,19 @@ def test_a_publisher(guarded):
 
     guarded.run("publisher", work)
     assert len(guarded.refused("publisher")) == 1  # what a test of permissions stands on
+
+
+def test_a_publisher_that_publishes_later(guarded):
+    async def work(natty):
+        ack = await natty.publish("later.0", b"one", after="1h", msg_id="one")
+        await natty.schedule("two", "later.1", b"two", after="2h")
+        waiting = [one.name async for one in natty.scheduler.list("LATER")]
+        assert sorted(waiting) == sorted(["two", ack.schedule.rpartition(".")[2]])
+        assert await natty.scheduler.cancel("LATER", ack.schedule)
+        assert await natty.scheduler.get("LATER", "two")
+
+    guarded.run("later", work)
+    assert guarded.refused("later") == []
 
 
 def test_a_service_with_dead_letters(guarded):

@@ -91,3 +91,32 @@ def test_what_can_not_be_is_a_usage_error(schedule, words, text):
 )
 def test_what_is_missing_is_named(schedule, words, text):
     assert text in complaint(schedule(*words))
+
+
+def test_pub_has_a_message_published_later(natty_commands, schedule, stream):
+    switch_on(natty_commands, schedule, stream)
+    made = printed(
+        natty_commands("pub", f"{stream}.a", "body", "--after", "1h", "--msg-id", "one", "-H", "Colour: red")
+    )
+    assert made.startswith(f"stored in {stream} on schedules.{stream}.")
+    assert made.endswith(f", to be published on {stream}.a\n")
+    again = json.loads(printed(natty_commands("pub", f"{stream}.a", "body", "--at", "2100-01-01T00:00:00Z", "--json")))
+    (first, second) = json.loads(printed(schedule("ls", stream, "--json")))
+    assert (first["subject"], second["subject"]) == (made.split()[4].rstrip(","), again["schedule"])
+    assert json.loads(printed(schedule("show", stream, first["name"], "--json")))["headers"] == {"Colour": ["red"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--at", "tomorrow"), "'tomorrow' is not a time as 2026-11-23T18:00:00Z"),
+        (("--after", "soon"), "soon"),
+        (("--after", "1h", "--at", "2100-01-01T00:00:00Z"), "at and after exclude each other"),
+        (("--after", "1h", "--count", "2"), "it is for a single message"),
+        (("--after", "1h", "--stdin"), "it is for a single message"),
+    ],
+)
+def test_pub_refuses_a_time_that_makes_no_sense(natty_commands, natty_name, words, said):
+    done = natty_commands("pub", natty_name("a"), "body", *words)
+    assert done.status == 2
+    assert said in " ".join(done.err.split())

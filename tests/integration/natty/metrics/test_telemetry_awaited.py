@@ -50,6 +50,17 @@ async def test_each_outcome_of_an_awaited_publish_is_counted(natty, stream, monk
     assert not any("subject" in str(family) for family in telemetry.collector(natty).collect())
 
 
+async def test_each_message_of_an_atomic_batch_is_counted(natty, natty_name):
+    stream = natty_name("ATOMIC")
+    await natty.ensure_stream(stream, subjects=[f"{stream}.*"], allow_atomic=True)
+    await natty.publish_atomic([(f"{stream}.a", b"1"), (f"{stream}.b", b"2")])
+    with pytest.raises(WrongLastSequenceError):
+        await natty.publish_atomic([(f"{stream}.a", b"3")] * 3, expect_last_sequence=7)
+    assert published(natty, stream)["messages_totalstored"] == 2
+    assert published(natty, "")["messages_totalfailed"] == 3
+    assert published(natty, "")["waiting"] == 0
+
+
 async def test_publishers_and_awaited_publishes_of_a_stream_are_one_figure(natty, stream):
     await natty.publish(f"{stream}.a", b"")
     async with natty.publisher(stream, path="window", ack_timeout=PATIENCE) as publisher:

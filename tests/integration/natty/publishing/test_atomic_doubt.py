@@ -180,7 +180,7 @@ async def test_without_an_answer_in_time_it_is_told_as_doubt(natty_proxy, natty,
 async def test_who_reads_back_by_himself_is_told_at_once(natty_proxy, natty, far, stream, before_commit):
     before_commit(natty_proxy.mute)
     batch = [(f"{stream}.a", b"1"), (f"{stream}.b", b"2")]
-    publishing = asyncio.create_task(atomic.publish_atomic(far.jetstream, batch, settle=False))
+    publishing = asyncio.create_task(atomic.store_batch(far.jetstream, batch, settle=False))
     await reaches(natty, stream, 2)
     await natty_proxy.cut()
     with pytest.raises(PublishError, match="may have stored the batch or not") as caught:
