@@ -1,4 +1,4 @@
-"""Which durable consumers a node reads: its own, or those of the members of a static group.
+"""The durable consumers that a node reads: its own, or those of the members of a static group.
 
 Members of pcgroups' elastic groups read a work queue, where the server takes only explicit acknowledgements (10098);
 every message would be stored twice there, under a sequence that is not the stream's. A static group's members read the
@@ -22,7 +22,7 @@ from capture.errors import ConfigError, ManifestError
 from capture.ingest.durable import TOGETHER, Durable
 from capture.ingest.pinned_consumer import PIN_TTL
 from capture.stores import Store
-from natty import Natty
+from natty import JetStreamError, Natty, StreamNotFoundError
 from natty.errors import ConsumerNotFoundError, GroupNotFoundError
 from natty.groups import StaticRecord, list_groups
 
@@ -127,6 +127,20 @@ async def read_recorded_consumers(config: CaptureConfig, store: Store, recording
         return consumers_of(record, config, await read_records(store, config.stream)) if record else {}
     except ManifestError:
         return {}
+
+
+def explain_deletion(error: JetStreamError, config: CaptureConfig) -> str:
+    """Return what to do after the stream or the consumer was deleted while the node read it."""
+    if isinstance(error, StreamNotFoundError):
+        return (
+            f"stream {config.stream} was deleted while this node captured it. The captured messages are in the archive:"
+            f" `capture verify` compares it with what was recorded of the stream, `capture restore` brings it back"
+        )
+    which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
+    return (
+        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It creates "
+        "the consumer again, with the same start; the compaction removes messages that are stored twice because of it"
+    )
 
 
 async def _record(natty: Natty, config: CaptureConfig) -> StaticRecord:

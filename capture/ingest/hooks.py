@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from capture.stores.plugin import load_function
+from capture.plugin import load_function
 
 LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted
 END_WITHIN = 5.0  # seconds that a hook has for the waiting completions when capture ends

@@ -15,7 +15,7 @@ from typing import Any
 
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import claim
-from capture.config.consumers import consumers
+from capture.config.consumers import consumers, explain_deletion
 from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
@@ -35,7 +35,7 @@ from capture.ingest.source import Source, stream_info
 from capture.ingest.startup import Start
 from capture.node.leader_tasks import Duty
 from capture.node.moved_store import check_not_moved
-from capture.node.shutdown import Stopping, explain_end, reloading
+from capture.node.shutdown import Stopping, reloading
 from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
 from capture.status.backlog import read_backlog, summarise
@@ -233,7 +233,7 @@ class Node:
                     blocks, in_flight = self._blocks, self._in_flight
                     await self._pipeline(source, blocks=blocks, commit=commit, in_flight=in_flight)
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
-                raise type(error)(explain_end(error, config), code=error.code, err_code=error.err_code) from error
+                raise type(error)(explain_deletion(error, config), code=error.code, err_code=error.err_code) from error
             finally:
                 if self._stopping.requested:
                     self._unstored = source.read - self._settled

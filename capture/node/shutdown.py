@@ -1,4 +1,4 @@
-"""How a process stops: at a signal, at once while it starts, or within a deadline; or since its stream was deleted."""
+"""How a process stops at a signal: at once while it starts, later within a deadline. SIGHUP reloads instead."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-
-from capture.config.settings import CaptureConfig
-from natty import JetStreamError, StreamNotFoundError
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 RELOADS = getattr(signal, "SIGHUP", None)  # Windows does not have SIGHUP
@@ -102,17 +99,3 @@ def _handling(numbers: tuple[signal.Signals, ...], call: Callable[[], None]) -> 
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number])
-
-
-def explain_end(error: JetStreamError, config: CaptureConfig) -> str:
-    """Return what to do after the stream or the consumer was deleted while the node read it."""
-    if isinstance(error, StreamNotFoundError):
-        return (
-            f"stream {config.stream} was deleted while this node captured it. The captured messages are in the archive:"
-            f" `capture verify` compares it with what was recorded of the stream, `capture restore` brings it back"
-        )
-    which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
-    return (
-        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It creates "
-        "the consumer again, with the same start; the compaction removes messages that are stored twice because of it"
-    )

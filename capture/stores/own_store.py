@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from capture.errors import CaptureError, ConfigError, StoreError
+from capture.plugin import check_has, is_plugin, make_plugin
 from capture.stores.contract import Listing, ObjectInfo, Store, check_path
-from capture.stores.plugin import check_has, is_plugin, make_plugin
 
 METHODS = ("put", "get", "get_range", "list", "delete", "remove_leftovers")
 
