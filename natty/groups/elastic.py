@@ -125,14 +125,16 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         if not force:
             self._refuse_active(await self.members())
 
+        found: list[ElasticRecord] = []
+
         def convert(value: bytes | None) -> bytes:
             if value is None:
                 raise self._missing_error()
-            there = self._decode_record(value)
-            return there.encode() if there.outdated else value
+            found.append(self._decode_record(value))
+            return found[-1].encode() if found[-1].outdated else value
 
         await self._bucket.modify(self.key, convert)
-        return [f"record {self.key}"]
+        return [f"record {self.key}"] if found[-1].outdated else []
 
     async def delete(self) -> list[str]:
         """Delete the group and its work queue with the messages in it; its members end.

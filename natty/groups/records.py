@@ -11,7 +11,7 @@ one that they started with, and end when `partitioning_filters` changes from nul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -34,6 +34,8 @@ T = TypeVar("T")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # as Go's
 _FILTER_OF_0_1 = "filter"  # no record of pcgroups 0.2 has it
+_WILDCARDS_OF_0_1 = "partitioning_wildcards"
+_NEVER_LEFT_OUT = ("max_members", "partitioning_filters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Record(ABC):
     partitions: int
     members: tuple[str, ...] = ()
     mappings: tuple[MemberMapping, ...] = ()
+    known: Mapping[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)  # values, as read
     unknown: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # unknown fields, as read
 
     @property
@@ -137,12 +140,12 @@ class StaticRecord(Record):
         """Return the record as Go's library writes it."""
         return _object(
             {
-                "max_members": _go(self.partitions),
-                "filters": _list(self.filters),
-                "members": _list(self.members),
-                "member_mappings": _list(self.mappings),
+                "max_members": self.partitions,
+                "filters": self.filters,
+                "members": self.members,
+                "member_mappings": self.mappings,
             },
-            self.unknown,
+            self,
         )
 
     @classmethod
@@ -154,6 +157,7 @@ class StaticRecord(Record):
             filters=fields.take("filters", tuple[str, ...], ()),
             members=fields.take("members", tuple[str, ...], ()),
             mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
+            known=fields.known,
             unknown=fields.rest(),
         )
         record.check()
@@ -170,7 +174,6 @@ class ElasticRecord(Record):
     filters: tuple[PartitioningFilter, ...] | None = None
     max_messages: int = 0
     max_bytes: int = 0
-    filters_as_read: bytes = field(default=b"", compare=False, repr=False)
     of_0_1: bool = field(default=False, repr=False)
 
     @property
@@ -207,32 +210,27 @@ class ElasticRecord(Record):
 
     def encode(self) -> bytes:
         """Return the record as Go's library writes it; fields that were read and not changed are the same bytes."""
-        filters = None if self.filters is None else list(self.filters)
         return _object(
             {
-                "max_members": _go(self.partitions),
-                "partitioning_filters": self.filters_as_read or _go(filters),
-                "max_buffered_msg": _go(self.max_messages) if self.max_messages else b"",
-                "max_buffered_bytes": _go(self.max_bytes) if self.max_bytes else b"",
-                "members": _list(self.members),
-                "member_mappings": _list(self.mappings),
+                "max_members": self.partitions,
+                "partitioning_filters": self.filters,
+                "max_buffered_msg": self.max_messages,
+                "max_buffered_bytes": self.max_bytes,
+                "members": self.members,
+                "member_mappings": self.mappings,
             },
-            self.unknown,
+            self,
         )
 
     @classmethod
     def decode(cls, value: bytes) -> ElasticRecord:
         """Read a record of any version. BadGroupError if it is not a record, or breaks a rule."""
         fields = _Fields(value)
-        as_read = fields.raw("partitioning_filters")
         filters = fields.take("partitioning_filters", tuple[PartitioningFilter, ...] | None, None)
-        of_0_1 = not as_read and bool(fields.raw(_FILTER_OF_0_1))
+        of_0_1 = "partitioning_filters" not in fields.known and bool(fields.raw(_FILTER_OF_0_1))
         if of_0_1:
-            filters = (
-                PartitioningFilter(
-                    fields.take(_FILTER_OF_0_1, str, ""), fields.take("partitioning_wildcards", tuple[int, ...], ())
-                ),
-            )
+            one, wildcards = fields.take(_FILTER_OF_0_1, str, ""), fields.take(_WILDCARDS_OF_0_1, tuple[int, ...], ())
+            filters = (PartitioningFilter(one, wildcards),)
         record = cls(
             partitions=fields.take("max_members", _Number, 0),
             filters=filters,
@@ -240,10 +238,15 @@ class ElasticRecord(Record):
             max_bytes=fields.take("max_buffered_bytes", _Number, 0),
             members=fields.take("members", tuple[str, ...], ()),
             mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
-            filters_as_read=as_read,
             of_0_1=of_0_1,
+            known=fields.known,
             unknown=fields.rest(),
         )
+        if of_0_1 and not wildcards:
+            raise BadGroupError(
+                f"the group's record has a filter and no {_WILDCARDS_OF_0_1}, which every record of pcgroups 0.1 has:"
+                " delete the group, and create it again"
+            )
         record.check()
         return record
 
@@ -259,6 +262,8 @@ class _Fields:
                 f"the group's record is not a JSON object ({error}): delete the group, and create it again"
             ) from error
         self._raw = {name: bytes(raw) for name, raw in found.items()}
+        self._names: set[str] = set()
+        self.known: dict[str, tuple[Any, bytes]] = {}  # the values that were taken, and their bytes in the record
 
     def raw(self, name: str) -> bytes:
         """Return a field's bytes in the record, b"" if it is missing."""
@@ -272,10 +277,22 @@ class _Fields:
             value: T | None = msgspec.convert(_fold(decode(raw or b"null", Any)), kind | None)
         except (BadRecordError, msgspec.ValidationError, RecursionError) as error:
             raise BadGroupError(f"{name} of the group's record can't be read: {error}") from error
-        return missing if value is None else value
+        taken = missing if value is None else value
+        if raw:
+            self.known[name] = taken, raw
+        self._names.add(name)
+        return taken
 
     def rest(self) -> dict[str, bytes]:
-        """Return the fields that were not taken, as bytes of the record."""
+        """Return the fields that were not taken, as bytes of the record.
+
+        BadGroupError for the spelling before pcgroups 0.1, with dashes: no released version reads these fields.
+        """
+        if old := [name for name in self._raw if name.casefold().replace("-", "_") in self._names]:
+            raise BadGroupError(
+                f"the group's record has {', '.join(old)}, as it was spelled before pcgroups 0.1, and no version since"
+                " reads that: delete the group, and create it again"
+            )
         return self._raw
 
 
@@ -285,15 +302,16 @@ def _fold(value: Any) -> Any:
     return [_fold(one) for one in value] if isinstance(value, list) else value
 
 
-def _object(known: Mapping[str, bytes], unknown: Mapping[str, bytes]) -> bytes:
-    """Return a JSON object; a field without a value is left out."""
-    fields = [(name, raw) for name, raw in (*known.items(), *unknown.items()) if raw]
-    return b"{" + b",".join(_go(name) + b":" + raw for name, raw in fields) + b"}"
-
-
-def _list(values: Iterable[Any]) -> bytes:
-    found = list(values)
-    return _go(found) if found else b""
+def _object(fields: Mapping[str, Any], record: Record) -> bytes:
+    """Return a JSON object. A value that was read keeps its bytes; an empty field is left out, as Go does."""
+    written: dict[str, bytes] = {}
+    for name, value in fields.items():
+        as_read, raw = record.known.get(name, (None, b""))
+        if raw and as_read == value:
+            written[name] = raw
+        elif value or name in _NEVER_LEFT_OUT:
+            written[name] = _go(value)
+    return b"{" + b",".join(_go(name) + b":" + raw for name, raw in (*written.items(), *record.unknown.items())) + b"}"
 
 
 def _go(value: Any) -> bytes:

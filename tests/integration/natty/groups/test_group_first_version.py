@@ -154,6 +154,35 @@ async def test_a_member_that_0_1_adds_during_the_conversion_is_kept(natty, go, n
     assert (record.outdated, record.members) == (False, ("m1", "m2", "m3"))
 
 
+async def test_a_record_that_0_1_cannot_have_written_is_not_converted(natty, go, natty_name):
+    group = await make_elastic(natty, go, natty_name("FIRST"))
+    fields = {"max_members": 2, "filter": f"{group.stream}.*", "partitioning-wildcards": [1], "member-mappings": []}
+    for wrong, named in (
+        (fields, "partitioning-wildcards, member-mappings"),
+        ({"max_members": 2, "filter": f"{group.stream}.*", **BALANCED}, "no partitioning_wildcards"),
+    ):
+        await go.put(ELASTIC, group.key, json.dumps(wrong).encode())
+        before = (await go.get(ELASTIC, group.key))[:2]
+        for use in (group.upgrade, group.read, lambda: group.add("m3")):
+            with pytest.raises(BadGroupError, match=named):
+                await use()
+        assert (await go.get(ELASTIC, group.key))[:2] == before
+    assert await group.delete() == []
+
+
+async def test_of_two_conversions_at_once_one_says_that_it_converted(natty, go, natty_name, monkeypatch):
+    group = await make_elastic(natty, go, natty_name("FIRST"))
+    look = group.members
+
+    async def convert_during_look():
+        monkeypatch.setattr(group, "members", look)
+        assert await group.upgrade() == [f"record {group.key}"]
+        return await look()
+
+    monkeypatch.setattr(group, "members", convert_during_look)
+    assert await group.upgrade() == []
+
+
 async def test_a_group_whose_work_queue_is_another_stream_is_not_converted(natty, go, natty_name):
     group = await make_elastic(natty, go, natty_name("FIRST"))
     await natty.jetstream.request(f"STREAM.DELETE.{group.consumed_stream}")

@@ -57,6 +57,20 @@ def test_converting_a_record_keeps_mappings_and_the_fields_that_others_have_adde
     )
 
 
+def test_converting_a_record_keeps_the_fields_that_others_have_added_to_its_mappings():
+    mapped = b'"member_mappings":[{"member":"a","partitions":[0],"zone":"x"}]'
+    value = b'{"max_members":1,"filter":"foo.*","partitioning_wildcards":[1],' + mapped + b"}"
+    read = ElasticRecord.decode(value)
+    assert mapped in read.encode()
+    assert b"zone" not in replace(read, mappings=(MemberMapping("b", (0,)),)).encode()
+
+
+def test_a_static_record_with_the_spelling_before_the_first_version_is_refused():
+    value = b'{"max_members":1,"filter":"","member-mappings":[{"member":"a","partitions":[0]}]}'
+    with pytest.raises(BadGroupError, match="has member-mappings, as it was spelled before"):
+        StaticRecord.decode(value)
+
+
 def test_a_record_with_the_fields_of_both_versions_is_one_of_the_later_version():
     value = b'{"max_members":2,"partitioning_filters":null,"filter":"foo.*"}'
     read = ElasticRecord.decode(value)
@@ -95,6 +109,14 @@ def test_the_filter_for_everything_is_no_filter():
             b'"filter":"foo.*","partitioning_wildcards":"1"',
             "partitioning_wildcards of the group's record can't be read",
         ),
+        (b'"filter":"foo.*"', "has a filter and no partitioning_wildcards"),
+        (b'"filter":"foo.*","partitioning_wildcards":[]', "has a filter and no partitioning_wildcards"),
+        (b'"filter":"foo.*","partitioning_wildcards":null', "has a filter and no partitioning_wildcards"),
+        (
+            b'"filter":"foo.*","partitioning-wildcards":[1],"member-mappings":[]',
+            "has partitioning-wildcards, member-mappings, as it was spelled before",
+        ),
+        (b'"filter":"foo.*","partitioning_wildcards":[1],"Max-Buffered-Msg":7', "has Max-Buffered-Msg, as it was"),
     ],
 )
 def test_a_broken_record_of_the_first_version_is_told_in_a_sentence(fields, why):
