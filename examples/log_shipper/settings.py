@@ -1,19 +1,24 @@
 """The settings in `SHIPPER_*` variables, checked before anything is opened."""
 
+import logging
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from natty import Natty
-from natty.config.units import parse_duration
+from natty import Natty, StreamExistsError
+from natty.config.units import parse_duration, show_duration
 from natty.groups.partitions import fnv1a
+from natty.names import BadNameError, check_name
+
+logger = logging.getLogger("shipper")
 
 KEEP_DAYS = 7  # that a day's file is kept, unless SHIPPER_KEEP_DAYS says otherwise
-RETENTION = "7d"  # that a line is kept in its stream, unless SHIPPER_RETENTION says otherwise
+RETENTION = "7d"  # that a line is kept in a new stream, unless SHIPPER_RETENTION says otherwise
 DAY = 86_400  # seconds
 _TOKENS = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -43,7 +48,7 @@ class Route:
     subject: str
     partitions: int = 0
     server_side: bool = False  # one stream, whose server puts the partition into the subject
-    retention: float = parse_duration(RETENTION)  # seconds that a line is kept in its stream
+    retention: float | None = None  # seconds that a line is kept in its stream; None: as it is, RETENTION in a new one
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "Route":
@@ -78,7 +83,7 @@ class Route:
 
     async def ensure(self, natty: Natty, partition: int) -> str:
         """Make the stream that holds a partition, if there is none, and return its name."""
-        settings: dict[str, Any] = {"subjects": [f"{self.subject}.>"], "max_age": self.retention}
+        settings: dict[str, Any] = {"subjects": [f"{self.subject}.>"]}
         if self.server_side:
             destination = f"{self.subject}.{{{{partition({max(self.partitions, 1)})}}}}.>"
             settings["subject_transform"] = {"src": f"{self.subject}.>", "dest": destination}
@@ -87,8 +92,28 @@ class Route:
         if natty.connection.server_version >= (2, 14):
             settings["allow_batched"] = True  # fast ingest
         name = self.stream(partition)
-        await natty.ensure_stream(name, **settings)
+        with suppress(StreamExistsError):  # with another retention, or in another way: that error is raised below
+            await natty.create_stream(name, **settings, max_age=self.retention or RETENTION)
+            return name
+        await natty.ensure_stream(name, **settings, **await self._extend(natty, name))
         return name
+
+    async def _extend(self, natty: Natty, stream: str) -> dict[str, float]:
+        """Return the setting that makes the stream keep lines for longer; none if it keeps them long enough.
+
+        A shorter retention deletes lines, also those that the other program's operator wants to keep: it only warns.
+        """
+        if self.retention is None:
+            return {}
+        kept = (await natty.stream_info(stream))["config"]["max_age"] / 1e9  # 0: for ever
+        if 0 < kept <= self.retention:
+            return {"max_age": self.retention}
+        logger.warning(
+            "stream %s keeps lines %s, longer than SHIPPER_RETENTION: to delete them sooner, natty stream edit %s"
+            " --max-age %s",
+            *(stream, f"for {show_duration(kept)}" if kept else "for ever", stream, show_duration(self.retention)),
+        )
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +179,10 @@ def _needed(environment: Mapping[str, str], name: str) -> str:
     return environment[name]
 
 
-def _retention(environment: Mapping[str, str]) -> float:
-    text = environment.get("SHIPPER_RETENTION") or RETENTION
+def _retention(environment: Mapping[str, str]) -> float | None:
+    text = environment.get("SHIPPER_RETENTION")
+    if not text:
+        return None
     try:
         return parse_duration(text)
     except ValueError:
@@ -177,7 +204,10 @@ def _durable(environment: Mapping[str, str]) -> str:
     """
     durable, target = environment.get("SHIPPER_DURABLE", ""), environment.get("SHIPPER_STREAM_TARGET", "")
     if not target:
-        return durable or "shipper"
+        try:
+            return check_name("consumer", durable or "shipper")
+        except BadNameError as error:
+            raise SettingError(f"SHIPPER_DURABLE is {durable!r}: {error}") from None
     if durable:
         raise SettingError(
             "SHIPPER_STREAM_TARGET and SHIPPER_DURABLE both name the consumers: set only SHIPPER_DURABLE"

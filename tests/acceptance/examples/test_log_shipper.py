@@ -8,10 +8,9 @@ import secrets
 import signal
 import sys
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import consuming
 import log_shipping
 import pytest
 from log_shipper.consume import consume
@@ -21,7 +20,7 @@ from log_shipper.settings import DAY, ConsumeSettings, ProduceSettings, Route, S
 from log_shipping import Host
 from patient import PATIENCE, PATIENT, until
 
-from natty import Natty, StreamNotFoundError
+from natty import Natty
 from natty.testing import NatsServer, ServerOptions
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -308,29 +307,44 @@ async def test_each_target_of_the_series_is_a_copy_of_the_lines_of_its_own(shell
     shippers.stop([producer, *consumers])
 
 
-async def test_the_stream_keeps_lines_as_long_as_is_set_and_a_shorter_time_is_refused(shell, natty, tmp_path):
+@pytest.mark.parametrize(
+    ("programs", "days"),
+    [
+        ([("produce", "1d"), ("consume", ""), ("produce", "1d")], [1, 1, 1]),
+        ([("consume", ""), ("produce", "1d"), ("consume", "1d"), ("produce", "")], [7, 7, 7, 7]),
+        ([("consume", "1d"), ("produce", "2d"), ("consume", "1d"), ("produce", "")], [1, 2, 2, 2]),
+    ],
+    ids=["producer first", "consumer first", "longer"],
+)
+async def test_a_program_makes_the_retention_longer_and_ships_on_if_it_is_longer_than_set(
+    shell, natty, tmp_path, programs, days
+):
     shippers, host = Shippers(shell), Host(tmp_path, "web1")
-    host.append(1)
-    settings = {"SHIPPER_FILE": str(host.file), "HOSTNAME": "web1"}
-    stream = f"{shippers.subject.upper()}_p0"
+    stream, kept = f"{shippers.subject.upper()}_p0", 0
+    for (program, retention), wanted in zip(programs, days, strict=True):
+        settings = {"SHIPPER_FILE": str(host.file), "HOSTNAME": "web1", "SHIPPER_RETENTION": retention}
+        process, said = shippers.shipper(program, **settings), ""
+        while " goes to " not in said:
+            line = await asyncio.to_thread(process.stderr.readline)
+            assert line, said
+            said += line
+        assert (await natty.stream_info(stream))["config"]["max_age"] == wanted * DAY * 1_000_000_000
+        shippers.stop([process])
+        too_long = bool(retention) and kept > int(retention[0])
+        assert (f"natty stream edit {stream} --max-age {retention}" in said) == too_long, said
+        kept = wanted
 
-    async def all_is_stored():
-        return await natty.jetstream.read(stream, sequence=host.written.count(b"\n")) is not None
 
-    for retention, days in (("1d", 1), ("", 7)):
-        producer = shippers.shipper("produce", SHIPPER_RETENTION=retention, **settings)
-
-        async def is_kept(seconds=days * DAY):
-            with suppress(StreamNotFoundError):  # about to be made
-                return (await natty.stream_info(stream))["config"]["max_age"] == seconds * 1_000_000_000
-
-        await consuming.until(is_kept)
-        host.append(1)
-        await consuming.until(all_is_stored)  # so the producer handles SIGTERM
-        shippers.stop([producer])
-    done = shell.finish(shippers.shipper("produce", SHIPPER_RETENTION="1d", **settings))
-    assert done.status == 1
-    assert "max_age" in done.complaint
+async def test_a_stream_that_keeps_lines_for_ever_is_left_so(natty, caplog):
+    subject = f"logs{secrets.token_hex(4)}"
+    route = Route(subject=subject, retention=DAY)
+    name = await route.ensure(natty, 0)
+    await natty.ensure_stream(name, max_age=0)
+    assert not caplog.messages
+    assert await route.ensure(natty, 0) == name
+    assert (await natty.stream_info(name))["config"]["max_age"] == 0
+    (warning,) = caplog.messages
+    assert warning.startswith(f"stream {name} keeps lines for ever, longer than SHIPPER_RETENTION")
 
 
 async def test_two_shippers_of_one_file_are_told(natty, tmp_path):

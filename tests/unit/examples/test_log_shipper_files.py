@@ -77,10 +77,10 @@ def test_the_commands_of_the_series_mean_here_what_they_mean_there():
     assert ConsumeSettings.read(shared | {"SHIPPER_OUTPUT": "app.%Y%m%d"}).output == "app.%Y%m%d"
 
 
-def test_retention_is_a_week_unless_it_is_set():
+def test_retention_and_days_are_as_set():
     shared = {"SHIPPER_SUBJECT": "logs", "SHIPPER_OUTPUT": "app", "SHIPPER_DIRECTORY": "out"}
     usual = ConsumeSettings.read(shared)
-    assert (usual.route.retention, usual.keep_days) == (7 * DAY, 7)
+    assert (usual.route.retention, usual.keep_days) == (None, 7)
     other = ConsumeSettings.read(shared | {"SHIPPER_RETENTION": "1d", "SHIPPER_KEEP_DAYS": "30"})
     assert (other.route.retention, other.keep_days) == (DAY, 30)
 
@@ -136,6 +136,8 @@ def test_what_a_full_disk_cut_short_is_written_once_when_there_is_room_again(tmp
         ({"SHIPPER_RETENTION": "long"}, ProduceSettings, "SHIPPER_RETENTION is 'long': write how long a line is kept"),
         ({"SHIPPER_RETENTION": "0"}, ConsumeSettings, "SHIPPER_RETENTION is '0'"),
         ({"SHIPPER_KEEP_DAYS": "0"}, ConsumeSettings, "SHIPPER_KEEP_DAYS is '0': write a whole number of days"),
+        ({"SHIPPER_DURABLE": "a b"}, ConsumeSettings, r"SHIPPER_DURABLE is 'a b': .*' ' at character 2 is not allowed"),
+        ({"SHIPPER_DURABLE": "*"}, ConsumeSettings, r"SHIPPER_DURABLE is '\*'"),
         ({"SHIPPER_STREAM_TARGET": "out.>"}, ConsumeSettings, "SHIPPER_STREAM_TARGET is 'out.>'"),
         ({"SHIPPER_STREAM_TARGET": "out", "SHIPPER_DURABLE": "d"}, ConsumeSettings, "set only SHIPPER_DURABLE"),
         ({"SHIPPER_OUTPUT": "app-%H"}, ConsumeSettings, "gives two days one name"),
