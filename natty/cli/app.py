@@ -19,7 +19,10 @@ class Commands(LateGroup):
 
     places: ClassVar = {
         "doctor": Place("natty.cli.doctor:doctor", "Summarise the server, and report current and upcoming problems."),
-        "pub": Place("natty.cli.pub:pub", "Publish a message; with --jetstream, wait until a stream has stored it."),
+        "pub": Place(
+            "natty.cli.pub:pub",
+            "Publish a message; with --jetstream, wait until a stream has stored it; with --at or --after, later.",
+        ),
         "request": Place(
             "natty.cli.pub:request",
             "Send a request and print the payload of the answer; with --json also its headers and its duration.",
@@ -61,7 +64,12 @@ def make_app() -> typer.Typer:
 
 
 def options(
-    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Minimum level to log.")] = LogLevel.ERROR,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            case_sensitive=False, help="Minimum level to log; default: error, of `leader run --every` and --cron info."
+        ),
+    ] = None,
     log_format: Annotated[LogFormat, typer.Option(help="Format of log lines.")] = LogFormat.TEXT,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=version_of("natty"), is_eager=True)
@@ -71,7 +79,7 @@ def options(
     ] = False,
 ) -> None:
     """JetStream from the command line."""
-    configure_logging(log_level, log_format)
+    configure_logging(log_level or LogLevel.ERROR, log_format)
 
 
 def prepare(arguments: Sequence[str]) -> Callable[[], None]:

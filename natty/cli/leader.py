@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -18,9 +19,11 @@ from natty import ConfigError, Election, LeadershipLostError, Natty, NattyError,
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.interrupts import SIGNALED
+from natty.cli.run import log_as_daemon
 from natty.cli.tables import Json, print_document, print_table
 from natty.cli.terminal import json_text, say
-from natty.elections import BUCKET, TermNote, elections, leadership, trail
+from natty.config.units import show_time
+from natty.elections import BUCKET, LastRun, TermNote, elections, last_success, leadership, trail
 from natty.elections.options import LEASE
 from natty.elections.process import Program
 from natty.streams.nearest import missing_sentence
@@ -70,13 +73,16 @@ def show(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show the last recorded leader: a hint, because it may have changed."""
-    leader, notes = connect.call(nats, lambda natty: _show(natty, name, bucket, terms))
+    """Show the last recorded leader, and when work that --cron repeats last succeeded: hints, which may be old."""
+    leader, notes, last = connect.call(nats, lambda natty: _show(natty, name, bucket, terms))
+    succeeded = last and {"time": show_time(int(last.slot) * 10**9), "node": last.node}
     if as_json:
-        shown: dict[str, Any] = {"election": name, "leader": leader}
+        shown: dict[str, Any] = {"election": name, "leader": leader, "last_success": succeeded}
         print_document(shown | ({"terms": [msgspec.to_builtins(note) for note in notes]} if terms else {}))
         return
     say(f"{leader} leads {name}" if leader else f"no node leads {name}")
+    if succeeded:
+        say(f"  last success: the run of {succeeded['time']}, by {succeeded['node']}")
     for note in notes:
         say(_describe(note))
 
@@ -88,13 +94,12 @@ def _describe(note: TermNote) -> str:
     return f"  {began}  {note.node}, token {note.token}: {note.reason} after {note.ended - note.began:.1f} s"
 
 
-async def _show(natty: Natty, name: str, bucket: str, terms: int) -> tuple[str | None, list[TermNote]]:
-    notes = []
-    if terms:
-        notes = await trail(natty.jetstream, natty.election(name, bucket=bucket).subjects, last=terms)
+async def _show(natty: Natty, name: str, bucket: str, terms: int) -> tuple[str | None, list[TermNote], LastRun | None]:
+    subjects = natty.election(name, bucket=bucket).subjects
+    notes = await trail(natty.jetstream, subjects, last=terms) if terms else []
     if (leader := await natty.get_leader(name, bucket=bucket)) is None:
         await _check_known(natty, name, bucket)
-    return leader, notes
+    return leader, notes, await last_success(natty.jetstream, subjects)
 
 
 async def _check_known(natty: Natty, name: str, bucket: str) -> None:
@@ -145,6 +150,7 @@ async def _step_down(natty: Natty, name: str, to: str, bucket: str) -> str:
 @app.command()
 @connect.options
 def run(
+    invoked: typer.Context,
     *,
     nats: dict[str, Any],
     name: Name,
@@ -177,6 +183,10 @@ def run(
     SIGHUP or SIGQUIT; this node stays a candidate if it loses office. A status other than 0 is a failed run: it is
     logged and repeated after a growing pause. --cron makes up for missed runs once, also those of a dead leader.
     """
+    if every is not None and cron is not None:
+        raise ConfigError("--every and --cron exclude each other; give one")
+    if every is not None or cron is not None:
+        log_as_daemon(invoked)
     try:
         options = {"name": name, "lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}
         options |= {"every": every, "cron": cron, "timezone": timezone}
@@ -236,7 +246,9 @@ class _Errand:
         """Run the program once and return its status."""
         try:
             async with election as term:
-                return await self._run_program(term)
+                status = await self._run_program(term)
+                term.check()  # if this process was frozen, the guard has stopped the program before we are cancelled
+                return status
         except LeadershipLostError as error:
             typer.echo(f"natty: {self._command[0]} was stopped: {error}", err=True)
             return EXIT_LOST
@@ -249,13 +261,11 @@ class _Errand:
         async def work(term: Term) -> int:
             try:
                 status = await self._run_program(term)
-            except asyncio.CancelledError:
-                if term.lost.is_set():
-                    text = f"natty: {self._command[0]} was stopped: {term.node} does not lead {term.name!r} any more"
-                    typer.echo(f"{text}; it stays a candidate", err=True)
-                raise
             finally:
                 self._program = None
+                if _is_over(term):  # also if it has ended before we are cancelled: the guard stops it in time
+                    text = f"natty: {self._command[0]} was stopped: {term.node} does not lead {term.name!r} any more"
+                    typer.echo(f"{text}; it stays a candidate", err=True)
             if self.signal:  # it was passed on, and this was the last run
                 self.status = status
                 repeating.cancel()
@@ -275,3 +285,11 @@ class _Errand:
         self._program = program
         for number in self._early:
             program.send_signal(number)
+
+
+def _is_over(term: Term) -> bool:
+    """Whether the term has ended, or its work has to stop."""
+    with contextlib.suppress(LeadershipLostError):
+        term.check()
+        return term.lost.is_set()
+    return True

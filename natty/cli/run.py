@@ -170,6 +170,12 @@ def configure_logging(level: LogLevel = LogLevel.INFO, form: LogFormat = LogForm
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
+def log_as_daemon(invoked: typer.Context) -> None:
+    """Log from INFO on, because this command runs for long; with --log-level, from that level."""
+    if invoked.find_root().params["log_level"] is None:
+        logging.getLogger().setLevel(logging.INFO)
+
+
 def version_of(name: str) -> Callable[[bool], None]:
     """Return the function that the option `--version` of this command line calls."""
 

@@ -12,12 +12,14 @@ from natty.elections.options import BUCKET, ElectionOptions, ElectionSettings, d
 from natty.elections.process import Program, ProgramSettings, run_guarded
 from natty.elections.record import Lease, Subjects
 from natty.elections.term import Term
+from natty.elections.work_loop import LastRun, last_success
 
 __all__ = [
     "BUCKET",
     "Election",
     "ElectionOptions",
     "ElectionSettings",
+    "LastRun",
     "Leadership",
     "Lease",
     "Program",
@@ -30,6 +32,7 @@ __all__ = [
     "default_node_name",
     "election_options",
     "elections",
+    "last_success",
     "leadership",
     "observe",
     "run_guarded",

@@ -8,17 +8,18 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import NoReturn
 
 import msgspec
 
 from natty.config.cron import Cron
-from natty.config.units import clock, show_duration
+from natty.config.units import clock, show_duration, show_time
 from natty.elections.candidate import Candidate
 from natty.elections.options import ElectionOptions
+from natty.elections.record import Subjects
 from natty.elections.term import Term
 from natty.errors import BadRecordError, LeadershipLostError, NattyError, StaleTokenError
+from natty.jetstream import JetStream
 from natty.kv.json_records import Text, UnixTime, decode
 
 log = logging.getLogger("natty.leader")
@@ -29,10 +30,14 @@ FIRST_PAUSE = 1.0  # seconds after a failed run; doubles with each further one
 LONGEST_PAUSE = 60.0  # seconds, or `every` if that is longer
 LONGEST_CRON_PAUSE = 3600.0  # seconds; the next time of the expression may end it earlier
 SET_BACK = 3 * 3600.0  # seconds: a clock that is set back by more was wrong before, as in Debian's cron
+BEHIND = 60.0  # seconds: a clock that is further behind the last success is logged; expressions count minutes
 
 
 class LastRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of the cron expression for which the work last succeeded, in Unix time, and the node that ran it."""
+    """The time of the cron expression for which the work last succeeded, in Unix time, and the node that ran it.
+
+    Without a node no run has succeeded yet: times after `slot` count as missed.
+    """
 
     slot: UnixTime
     node: Text
@@ -76,6 +81,7 @@ class Timetable:
         self.done: float | None = None
         self.slot = 0.0  # that of the run that began last
         self._cron = cron
+        self._logged: float | None = None  # the last success that this node's clock is known to be behind
 
     def begin_term(self) -> None:
         """Forget the last success: another node may have run the work since."""
@@ -85,17 +91,26 @@ class Timetable:
         """Return the last time of the expression, in Unix time; 0 if there is none."""
         return max(0.0, self._cron.last(wall))
 
+    def next(self, wall: float) -> float:
+        """Return the next time of the expression, in Unix time."""
+        return self._cron.next(wall)
+
     def wait(self, now: float, wall: float) -> float:
         """Return the seconds until the work is due; not above 0 if it is."""
         assert self.done is not None, "a term begins by reading it"
         last = self.last(wall)
         if self.done > wall + SET_BACK:
             text = "the work last succeeded for %s, which is hours ahead of this node's clock: continuing from now"
-            log.warning(text, datetime.fromtimestamp(self.done, UTC).isoformat(), extra={"action": "clock_set_back"})
+            log.warning(text, _show(self.done), extra={"action": "clock_set_back"})
             self.done = last
-        if last <= self.done:
-            return self._cron.next(max(wall, self.done)) - wall
-        return 0.0
+        if last > self.done:
+            return 0.0
+        due = self.next(max(wall, self.done))
+        if self.done > wall + BEHIND and self.done != self._logged:
+            self._logged = self.done
+            text = "the work last succeeded for %s, which is ahead of this node's clock: it runs again at %s"
+            log.warning(text, _show(self.done), _show(due), extra={"action": "clock_behind"})
+        return due - wall
 
     def begin(self, now: float, wall: float) -> None:
         """Note that a run begins, for the last time of the expression."""
@@ -103,7 +118,7 @@ class Timetable:
 
     def fail(self, pause: float, wall: float) -> float:
         """Leave the work due; return the seconds to pause before, not beyond the next time of the expression."""
-        return min(pause, self._cron.next(wall) - wall)
+        return min(pause, self.next(wall) - wall)
 
 
 class WorkLoop:
@@ -166,12 +181,16 @@ class WorkLoop:
             text = "the last success of %r can't be read, so no run counts as missed: %s"
             log.warning(text, self._candidate.options.name, error, extra={"action": "bad_record"})
         if timing.done is None:
-            now = timing.last(time.time())
-            await self._keep(term, now)
-            timing.done = now
+            now = time.time()
+            last = timing.last(now)
+            await self._keep(term, LastRun(slot=last, node=""))
+            timing.done = last
+            text = "no last success of %r is known, so no run counts as missed: the next one is at %s"
+            name, due = self._candidate.options.name, _show(timing.next(now))
+            log.info(text, name, due, extra={"action": "no_last_run"})
 
-    async def _keep(self, term: Term, slot: float) -> None:
-        await term.commit(LAST_RUN, msgspec.json.encode(LastRun(slot=slot, node=term.node)))
+    async def _keep(self, term: Term, last: LastRun) -> None:
+        await term.commit(LAST_RUN, msgspec.json.encode(last))
 
     async def _note_success(self, term: Term) -> None:
         timing = self._timing
@@ -183,7 +202,7 @@ class WorkLoop:
             return
         timing.done = timing.slot
         try:
-            await self._keep(term, timing.slot)
+            await self._keep(term, LastRun(slot=timing.slot, node=term.node))
         except LeadershipLostError:
             raise
         except Exception as error:
@@ -207,11 +226,31 @@ class WorkLoop:
         self._not_before = clock() + pause
 
 
+async def last_success(jetstream: JetStream, subjects: Subjects) -> LastRun | None:
+    """Return the last success of work that `cron` repeats, None if none is known: a hint. BucketNotFoundError.
+
+    Logs a record that can't be read.
+    """
+    kept = await jetstream.read(subjects.stream, subject=subjects.commit(LAST_RUN))
+    if kept is None or not kept.data:
+        return None
+    try:
+        last: LastRun = decode(kept.data, LastRun)
+    except BadRecordError as error:
+        log.error("%s can't be read: %s", subjects.commit(LAST_RUN), error, extra={"action": "bad_record"})
+        return None
+    return last if last.node else None
+
+
 def _timing_of(options: ElectionOptions) -> Interval | Timetable:
     if options.cron is not None:
         return Timetable(Cron(options.cron, options.timezone))
     assert options.every is not None, "no work is repeated without it"
     return Interval(options.every)
+
+
+def _show(seconds: float) -> str:
+    return show_time(math.floor(seconds) * 10**9)
 
 
 async def _sleep(rest: Callable[[], float]) -> None:

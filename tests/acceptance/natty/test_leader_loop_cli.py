@@ -1,10 +1,12 @@
 """`natty leader run --every` and `--cron`: programs that run again and again, as processes that are killed."""
 
 import json
+import os
 import signal
 import time
 
 import pytest
+from commands import the_line
 from electing import vacated
 from patient import PATIENCE
 
@@ -26,14 +28,23 @@ def name(served, natty_name):
 
 
 @pytest.fixture
-def missed(served, name):
+def keep(served, name):
+    """Return a function that keeps these bytes as the record of the last success."""
+
+    def keep(record):
+        async def commit(natty):
+            async with natty.leader(name, bucket=BUCKET, lease=LEASE) as term:
+                await term.commit(LAST_RUN, record)
+
+        served(commit)
+
+    return keep
+
+
+@pytest.fixture
+def missed(keep):
     """Keep that the work last succeeded in 1970: each time of an expression since then was missed."""
-
-    async def keep(natty):
-        async with natty.leader(name, bucket=BUCKET, lease=LEASE) as term:
-            await term.commit(LAST_RUN, b'{"slot": 0, "node": "nobody"}')
-
-    served(keep)
+    keep(b'{"slot": 0, "node": "nobody"}')
 
 
 def lead(shell, name, *options, script, node="one", lease=LEASE):
@@ -63,8 +74,30 @@ def kept(served, name):
     return served(read)
 
 
+def shown(shell, name, *options):
+    return shell.natty("leader", "show", name, "--bucket", BUCKET, *options).out
+
+
 def leads(shell, name, node):
-    return shell.natty("leader", "show", name, "--bucket", BUCKET).out == f"{node} leads {name}\n"
+    return shown(shell, name).startswith(f"{node} leads {name}\n")
+
+
+def heard(process, text):
+    """Wait until a process has written this text to standard error; return what it has written."""
+    os.set_blocking(process.stderr.fileno(), False)
+    written = b""
+
+    def look():
+        nonlocal written
+        try:
+            written += os.read(process.stderr.fileno(), 65536)
+        except BlockingIOError:
+            return False
+        assert process.poll() is None or text in written.decode(), written.decode()
+        return text in written.decode()
+
+    until(look)
+    return written.decode()
 
 
 def test_a_program_runs_again_and_again_and_a_failed_run_is_a_line_and_no_traceback(shell, name, tmp_path):
@@ -77,7 +110,7 @@ def test_a_program_runs_again_and_again_and_a_failed_run_is_a_line_and_no_traceb
     done = shell.finish(leader)
     assert done.status == 128 + signal.SIGTERM
     assert len(set(lines(runs))) == 1  # one term
-    said = [line.partition("natty.leader: ")[2] for line in done.err.splitlines()]
+    said = [line.partition("natty.leader: ")[2] for line in done.err.splitlines() if "ERROR" in line]
     assert said == [
         f"the work of {name!r} failed once, and runs again in 50ms: sh exited with status 3",
         f"the work of {name!r} failed 2 times in a row, and runs again in 100ms: sh exited with status 3",
@@ -96,7 +129,7 @@ def test_a_signal_between_two_runs_ends_it_and_the_next_node_leads_at_once(shell
     until(began.exists)
     second.send_signal(signal.SIGTERM)  # passed on: the last run's status is that of the command
     done = shell.finish(second)
-    assert (done.status, "natty" in done.err) == (0, False), done.err
+    assert (done.status, "\nnatty" in done.err, "ERROR" in done.err) == (0, False, False), done.err
 
 
 @pytest.mark.long
@@ -138,13 +171,96 @@ def test_a_leader_that_is_asked_to_step_down_stops_its_program_and_stays_a_candi
         process.send_signal(signal.SIGTERM)
     done = shell.finish(first)
     assert done.status == 128 + signal.SIGTERM
-    assert done.err == f"natty: sh was stopped: one does not lead '{name}' any more; it stays a candidate\n"
+    assert the_line(done.err) == f"natty: sh was stopped: one does not lead '{name}' any more; it stays a candidate"
+
+
+@pytest.fixture
+def frozen(shell, name, missed, tmp_path):
+    """Return a leader that was frozen in the middle of a run until another node had taken over."""
+
+    def freeze(*options):
+        began, stopped, taken = (tmp_path / one for one in ("began", "stopped", "taken"))
+        script = f"trap 'touch {stopped}; exit 0' TERM; touch {began}; while :; do sleep 0.05; done"
+        first = lead(shell, name, *options, script=script, node="one", lease=3.0)
+        until(began.exists)
+        second = lead(shell, name, script=f"touch {taken}", node="two", lease=3.0)
+        first.send_signal(signal.SIGSTOP)
+        until(lambda: stopped.exists() and taken.exists())
+        shell.finish(second)
+        first.send_signal(signal.SIGCONT)
+        return first
+
+    return freeze
+
+
+@pytest.mark.long
+def test_a_leader_that_was_frozen_says_that_its_program_was_stopped(shell, name, frozen):
+    leader = frozen("--cron", YEARLY)
+    heard(leader, f"natty: sh was stopped: one does not lead '{name}' any more; it stays a candidate\n")
+    leader.send_signal(signal.SIGTERM)
+    shell.finish(leader)
+
+
+@pytest.mark.long
+def test_a_leader_that_was_frozen_ends_as_one_that_lost_its_office(shell, name, frozen):
+    done = shell.finish(frozen())
+    assert done.status == 75
+    assert done.err.splitlines()[-1].startswith(f"natty: sh was stopped: one does not lead '{name}' any more")
+
+
+@pytest.mark.parametrize(
+    ("record", "level", "said"),
+    [
+        (None, "INFO", "no last success of {name!r} is known, so no run counts as missed: the next one is at "),
+        (b"garbage", "WARNING", "the last success of {name!r} can't be read, so no run counts as missed: "),
+        (3600.0, "WARNING", "which is ahead of this node's clock: it runs again at "),
+        (10 * 3600.0, "WARNING", "which is hours ahead of this node's clock: continuing from now"),
+    ],
+)
+def test_a_leader_says_from_when_on_runs_are_made_up_for(shell, name, keep, record, level, said):
+    if isinstance(record, float):  # a node whose clock was so far ahead ran the work
+        record = json.dumps({"slot": time.time() + record, "node": "ahead"}).encode()
+    if record:
+        keep(record)
+    leader = lead(shell, name, "--cron", "* * * * *", script="exit 0")
+    lines = heard(leader, said.format(name=name)).splitlines()
+    leader.send_signal(signal.SIGTERM)
+    shell.finish(leader)
+    assert f" {level} " in next(line for line in lines if said.format(name=name) in line)
+
+
+def test_the_level_of_the_log_may_be_given(shell, name, keep):
+    keep(b"garbage")
+    leader = lead(shell, name, "--cron", YEARLY, "--log-level", "error", script="exit 0")
+    until(lambda: leads(shell, name, "one"))
+    leader.send_signal(signal.SIGTERM)
+    assert shell.finish(leader).err == ""
+
+
+def test_the_last_success_is_shown(shell, served, name, missed):
+    leader = lead(shell, name, "--cron", YEARLY, script="exit 0")
+    until(lambda: kept(served, name)[1] == "one")
+    leader.send_signal(signal.SIGTERM)
+    shell.finish(leader)
+    year = time.gmtime(kept(served, name)[0]).tm_year
+    assert f"\n  last success: the run of {year}-01-01T00:00:00Z, by one\n" in shown(shell, name)
+    success = json.loads(shown(shell, name, "--json"))["last_success"]
+    assert success == {"time": f"{year}-01-01T00:00:00Z", "node": "one"}
+
+
+def test_an_election_without_a_success_shows_none(shell, served, name):
+    leader = lead(shell, name, "--cron", YEARLY, script="exit 0")
+    heard(leader, "no last success")
+    assert shown(shell, name) == f"one leads {name}\n"
+    assert json.loads(shown(shell, name, "--json"))["last_success"] is None
+    leader.send_signal(signal.SIGTERM)
+    shell.finish(leader)
 
 
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        (["--every", "5m", "--cron", YEARLY], 1, "natty: every=300 and cron='0 0 1 1 *' exclude each other; give one"),
+        (["--every", "5m", "--cron", YEARLY], 1, "natty: --every and --cron exclude each other; give one"),
         (["--cron", "@daily"], 1, "natty: '@daily' is not a cron expression (minute hour day month weekday)"),
         (["--cron", YEARLY, "--timezone", "Mars"], 1, "natty: there is no time zone 'Mars' here; write one such as"),
         (["--timezone", "Europe/Berlin"], 1, "natty: timezone='Europe/Berlin' has no effect without cron"),

@@ -11,7 +11,7 @@ from electing import LONG, vacated
 from patient import PATIENT, until
 
 from natty import ConfigError, Natty
-from natty.elections import work_loop
+from natty.elections import last_success, work_loop
 from natty.elections.term import Term
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
@@ -79,11 +79,14 @@ class Node:
             await asyncio.sleep(0.01)
 
 
-async def test_the_work_runs_at_each_time_and_the_first_leader_of_all_makes_up_for_nothing(natty, name, wall):
+async def test_the_work_runs_at_each_time_and_the_first_leader_of_all_makes_up_for_nothing(natty, name, wall, caplog):
+    caplog.set_level(logging.INFO)
     work = Runs(wall)
     async with Node(natty, name, work) as node:
         await node.keeps(THREE - DAY)  # noted, and not run
         assert work.at == []
+        assert await last_success(natty.jetstream, node.election.subjects) is None
+        await until(lambda: [one.getMessage() for one in caplog.records if one.__dict__.get("action") == "no_last_run"])
         wall.now = THREE + 1
         await node.keeps(THREE)
         wall.now = THREE + DAY

@@ -85,8 +85,24 @@ def test_a_success_that_is_hours_ahead_of_the_clock_counts_as_up_to_now(caplog):
         assert not due(timing, NOON + 1)
     assert due(timing, THREE + DAY)
     assert [record.getMessage() for record in caplog.records] == [
-        "the work last succeeded for 2026-11-28T03:00:00+00:00, which is hours ahead of this node's clock: "
+        "the work last succeeded for 2026-11-28T03:00:00Z, which is hours ahead of this node's clock: "
         "continuing from now"
+    ]
+
+
+def test_a_clock_that_is_behind_the_last_success_is_logged_once_with_the_next_time(caplog):
+    timing = nightly(THREE)
+    with caplog.at_level(logging.WARNING, "natty.leader"):
+        timing.wait(0.0, THREE - 10)  # it was set by some seconds
+        assert not caplog.records
+        for second in range(3):
+            timing.wait(0.0, THREE - HOUR + second)
+        timing.begin_term()
+        timing.done = THREE
+        timing.wait(0.0, THREE - HOUR + 3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the work last succeeded for 2026-11-21T03:00:00Z, which is ahead of this node's clock: "
+        "it runs again at 2026-11-22T03:00:00Z"
     ]
 
 
