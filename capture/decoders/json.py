@@ -43,3 +43,8 @@ def _decoder(decoder: msgspec.json.Decoder[V]) -> Decoder[V]:
 
 decode: Decoding[Any] = Decoding(_decoder(msgspec.json.Decoder()), is_json=True)
 """Parse every payload as JSON; a payload that is not JSON is undecodable."""
+
+
+def only_parses(decoding: Decoding[Any]) -> bool:
+    """Return whether values are what msgspec makes of JSON without a type: dicts, lists, texts, finite numbers."""
+    return decoding.decode is decode.decode

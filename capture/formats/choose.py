@@ -13,12 +13,14 @@ from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
 from capture.archive.stored_formats import FORMATS, OWN, STORED, format_of
 from capture.decoders import Decoding, decoder
+from capture.decoders.json import only_parses
 from capture.errors import CaptureError, ConfigError, FormatError
 from capture.formats.block_format import BlockReader, BlockWriter
 from capture.formats.codecs import ENDINGS, NONE, codec
 from capture.formats.contract import Format
 from capture.formats.csv import CsvWriter
 from capture.formats.decoded import DecodedWriter
+from capture.formats.json_text import encode_json, encode_parsed
 from capture.formats.ndjson import NdjsonWriter
 from capture.formats.own_format import OwnFormat
 from capture.formats.parquet import ParquetWriter
@@ -100,6 +102,7 @@ def _plain(
     envelope: str = "",
 ) -> Format:
     rows_of = load_function(flatten, "flatten", ()) if flatten else None
+    to_json = encode_parsed if decoding and only_parses(decoding) else encode_json
     match name:
         case "parquet":
             return ParquetWriter(decoding, compression=compression or "zstd")
@@ -112,11 +115,11 @@ def _plain(
         case "ndjson-decoded":
             return DecodedWriter(decoding or decoder("raw"), is_nested=envelope == "nested")
         case "ndjson-value":
-            return NdjsonValues()
+            return NdjsonValues(to_json)
         case "csv-value":
             return CsvValues(rows_of or (decoding.flatten if decoding else None))
         case "raw-value":
-            return RawValues()
+            return RawValues(to_json)
     raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}, and module:function")
 
 

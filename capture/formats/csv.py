@@ -20,6 +20,7 @@ from capture.decoders.contract import Decoding, Flatten, reason, values_of
 from capture.errors import FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import SCHEMA, with_envelope
+from capture.formats.json_text import encode_plain, to_plain
 from capture.formats.text_columns import encode_base64, fields_of, parts_of, rename, text_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records, text_or_none
@@ -104,11 +105,21 @@ def _envelope_cells(records: Records[Any]) -> Iterator[tuple[Any, ...]]:
 def flat(value: Any) -> Iterator[Row]:
     """Yield a value as rows: one for an object, with names of nested fields joined by dots; one per element of a list.
 
-    Lists inside of objects are JSON; a value that is not an object is in the column "value".
+    Lists inside of objects are JSON; a value that is not an object is in the column "value". ValueError if two fields
+    would be one column.
     """
-    plain = msgspec.to_builtins(value, str_keys=True)
+    plain = to_plain(value)
     for one in plain if isinstance(plain, list) else [plain]:
-        yield dict(_fields(one, "")) if isinstance(one, dict) else {"value": one}
+        yield _row(one) if isinstance(one, dict) else {"value": one}
+
+
+def _row(value: Mapping[str, Any]) -> Row:
+    fields = list(_fields(value, ""))
+    row = dict(fields)
+    if len(row) < len(fields):
+        [(name, _), *_] = Counter(name for name, _ in fields).most_common(1)
+        raise ValueError(f"two of its fields would be the column {name!r}")
+    return row
 
 
 def _fields(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -152,8 +163,8 @@ def _cell(value: Any) -> Any:
         return value
     if isinstance(value, bool | int | float):
         return str(value).lower() if isinstance(value, bool) else value
-    plain = msgspec.to_builtins(value, str_keys=True)
-    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    plain = to_plain(value)
+    return plain if isinstance(plain, str) else encode_plain(plain).decode()
 
 
 def _payload(payload: bytes) -> Row:

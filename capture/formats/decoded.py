@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, ClassVar
 
-import msgspec
-
 from capture.archive.envelope_columns import COLUMNS, NAMES
 from capture.decoders.contract import Decoding, reason, values_of
+from capture.decoders.json import only_parses
+from capture.formats.json_text import encode_json, encode_parsed, encode_plain, to_plain
 from capture.formats.ndjson import NdjsonWriter, lines
 from capture.formats.text_columns import fields_of, parts_of, rename
-from capture.formats.values import encode_json
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
 
@@ -36,7 +36,8 @@ class DecodedWriter(NdjsonWriter):
         self.unfit: Counter[str] = Counter()  # type: ignore[misc] # counts values that are not JSON
         self._counting = Lock()
         self._decoding = decoding
-        self._encode = _nest if is_nested else _spread
+        encode = _encode_nested if is_nested else _encode_fields
+        self._encode = partial(encode, is_parsed=only_parses(decoding))
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as lines of JSON."""
@@ -59,13 +60,14 @@ class DecodedWriter(NdjsonWriter):
             return self._encode(None)
 
 
-def _nest(value: Any) -> bytes:
-    return b',"value":' + encode_json(value)
+def _encode_nested(value: Any, *, is_parsed: bool) -> bytes:
+    return b',"value":' + (encode_parsed(value) if is_parsed else encode_json(value))
 
 
-def _spread(value: Any) -> bytes:
+def _encode_fields(value: Any, *, is_parsed: bool) -> bytes:
     if value is None:
         return b""
-    plain = msgspec.to_builtins(value, str_keys=True)
+    plain = value if is_parsed else to_plain(value)
     fields = rename(plain if isinstance(plain, dict) else {VALUE: plain}, _TAKEN)
-    return b"," + encode_json(fields)[1:-1] if fields else b""
+    encode = encode_parsed if is_parsed else encode_plain
+    return b"," + encode(fields)[1:-1] if fields else b""

@@ -17,6 +17,7 @@ from capture.decoders.contract import Flatten, reason
 from capture.errors import FormatError
 from capture.formats.contract import Format, Positions
 from capture.formats.csv import MORE, Row, cells_of, flat, to_csv
+from capture.formats.json_text import encode_json
 from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.keys import UNDECODABLE
 from capture.ingest.record import Records
@@ -31,6 +32,9 @@ class Values:
 
     format: ClassVar[str]
     unfit: ClassVar[Counter[str]] = Counter()  # what does not fit is undecodable
+
+    def __init__(self, to_json: Callable[[Any], bytes] = encode_json) -> None:
+        self._to_json = to_json
 
     def encode(self, value: Any) -> bytes:
         """Return a value as it is kept in blocks. Any error means that the message is undecodable."""
@@ -63,7 +67,7 @@ class NdjsonValues(Values):
 
     def encode(self, value: Any) -> bytes:
         """Return the value as a line of JSON."""
-        return encode_json(value) + b"\n"
+        return self._to_json(value) + b"\n"
 
 
 class RawValues(Values):
@@ -75,7 +79,7 @@ class RawValues(Values):
         """Return bytes as they are, a text in UTF-8, and any other value as JSON."""
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
-        return value.encode() if isinstance(value, str) else encode_json(value)
+        return value.encode() if isinstance(value, str) else self._to_json(value)
 
 
 class CsvValues(Values):
@@ -84,6 +88,7 @@ class CsvValues(Values):
     format: ClassVar[str] = "csv-value"
 
     def __init__(self, flatten: Flatten[Any] | None = None) -> None:
+        super().__init__()
         self._flatten = flatten or flat
 
     def encode(self, value: Any) -> bytes:
@@ -151,9 +156,3 @@ class ValueWriter:
 def retain_of(writer: Writer | Format) -> Callable[[Records[Any]], None] | None:
     """Return the function that replaces payloads by what this writer stores; None if it stores payloads."""
     return writer.retain if isinstance(writer, ValueWriter) else None
-
-
-def encode_json(value: Any) -> bytes:
-    """Return the value as JSON without line breaks: bytes in base64, times in ISO 8601. Raises msgspec's errors."""
-    data = _encode(value)
-    return msgspec.json.format(data, indent=-1) if b"\n" in data else data  # a value may be a `msgspec.Raw`
