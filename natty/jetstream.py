@@ -231,6 +231,10 @@ class JetStream:
         outcomes.duplicates += ack.duplicate
         return ack
 
+    def count_failed(self) -> None:
+        """Count a message that has failed before its stream was known."""
+        (self._outcomes.get(UNKNOWN) or self._count_outcomes(UNKNOWN)).failed += 1
+
     def _count_outcomes(self, stream: str) -> _Outcomes:
         outcomes = self._outcomes[stream] = _Outcomes()
         self.connection.observed.add(outcomes, PUBLISHER, stream)

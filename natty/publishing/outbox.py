@@ -235,8 +235,26 @@ class Outbox:
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while its stream's window is full. What becomes of it shows in `errors` alone.
 
-        PublishError, and the message is not taken: no stream has this subject, or too many errors are unread.
+        PublishError, and the message is not taken, but counted as failed: no stream has this subject, or too many
+        errors are unread.
         """
+        try:
+            self._check_open(subject, msg_id)
+            now = asyncio.get_running_loop().time()
+            sender = self._routes.find(subject, now) or await self._sender_of(subject)
+        except BaseException:
+            self._past["failed"] += 1
+            self._jetstream.count_failed()
+            raise
+        sender.users += 1
+        try:
+            await sender.publisher.publish(subject, data, msg_id=msg_id, headers=headers)
+        finally:
+            sender.users -= 1
+            if not sender.users:
+                sender.unused.set()
+
+    def _check_open(self, subject: str, msg_id: str) -> None:
         if self._closed:
             raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
         if len(self.errors) >= self.options.max_errors:
@@ -245,15 +263,6 @@ class Outbox:
                 subject=subject,
                 msg_id=msg_id,
             )
-        now = asyncio.get_running_loop().time()
-        sender = self._routes.find(subject, now) or await self._sender_of(subject)
-        sender.users += 1
-        try:
-            await sender.publisher.publish(subject, data, msg_id=msg_id, headers=headers)
-        finally:
-            sender.users -= 1
-            if not sender.users:
-                sender.unused.set()
 
     async def _sender_of(self, subject: str) -> _Sender:
         check_subject(subject)

@@ -10,7 +10,7 @@ from electing import LONG, vacated
 from patient import NEVER, PATIENCE, PATIENT
 from prometheus_client.parser import text_string_to_metric_families
 
-from natty import ConfigError, Natty
+from natty import ConfigError, Natty, PublishError
 from natty.elections import work_loop
 from natty.metrics import http, telemetry
 from natty.metrics.http import serve_pages
@@ -372,3 +372,14 @@ async def test_readiness_and_metrics_tell_a_lost_connection_and_its_return(natty
 
         await until(ready)
         assert (await figures(port))["natty_reconnects_total",] == 1
+
+
+async def test_a_message_that_no_stream_takes_is_shown_as_failed_by_each_way_to_publish(natty, natty_name):
+    nowhere = natty_name("nowhere")
+    for count, publish in enumerate((natty.publish, natty.publish_async), 1):
+        with pytest.raises(PublishError, match="no stream takes"):
+            await publish(nowhere, b"")
+        async with telemetry.serve(natty, ANY) as port:
+            shown = await figures(port)
+        assert shown["natty_publish_messages_total", "failed", ""] == count
+    assert natty.outbox.counts == {"stored": 0, "failed": 1, "duplicates": 0}
