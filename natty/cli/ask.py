@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from natty.config.units import datetime_of, parse_duration, parse_size, parse_time
+from natty.config.units import check_ttl, datetime_of, parse_duration, parse_size, parse_time
 from natty.errors import ConfigError, NattyError
 from natty.wire.message import check_header_name
 
@@ -113,6 +113,13 @@ def usage(parse: Callable[[], T]) -> T:
 def seconds(text: str) -> float:
     """Return the seconds of a duration such as 500ms, 30s, 1h30m, 7d. Raises a usage error if it is not one."""
     return usage(lambda: parse_duration(text))
+
+
+def lifetime(text: str) -> float:
+    """Return the seconds of a time to live. Raises a usage error if it is no duration, or too long."""
+    found = seconds(text)
+    usage(lambda: check_ttl(found))
+    return found
 
 
 def moment(text: str) -> datetime:

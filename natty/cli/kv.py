@@ -14,7 +14,7 @@ import typer
 
 from natty import Bucket, Natty
 from natty.cli import connect
-from natty.cli.ask import Force, confirm, seconds
+from natty.cli.ask import Force, confirm, lifetime, seconds
 from natty.cli.setting_flags import document_of
 from natty.cli.tables import Json, print_pairs, print_table
 from natty.cli.terminal import json_text, say, write
@@ -36,7 +36,7 @@ BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")
 Key = Annotated[str, typer.Argument(help="The key.")]
 Value = Annotated[str | None, typer.Argument(help="The value. Default: standard input, unchanged.")]
 Revision = Annotated[int | None, typer.Option(min=1, help="Revision that the key must have.")]
-Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="Time to live of the key.")]
+Ttl = Annotated[float | None, typer.Option(parser=lifetime, metavar="DURATION", help="Time to live of the key.")]
 _OWN = texts(BucketConfig)
 
 

@@ -26,6 +26,7 @@ _SECONDS = {
     "Y": 365 * 86400.0,
 }
 LONGEST = 100  # characters of a duration
+LONGEST_TTL = 36_500 * 86_400  # seconds; times of a server end in the year 2262
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|[smhdDwWMyY])")
 _SHOWN = (("d", 86400), ("h", 3600), ("m", 60))
 _PREFIXES = "KMGTP"
@@ -79,6 +80,14 @@ def seconds_of(name: str, value: float | str) -> float:
     if not math.isfinite(value):
         raise ValueError(f'{name} is {value!r}; write seconds, or text as "30s", "1h30m", "7d"')
     return value
+
+
+def check_ttl(seconds: float) -> None:
+    """ValueError for a time to live over 100 years: with 236, servers delete at once, because a number overflows."""
+    if seconds > LONGEST_TTL:
+        raise ValueError(
+            f"a ttl of {seconds:g} s is too long: write at most 36500d, or leave it out to keep it forever"
+        )
 
 
 def check_seconds(**timings: object) -> None:

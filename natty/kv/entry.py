@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import TypedDict
 
-from natty.config.units import clock, parse_duration, parse_time
+from natty.config.units import check_ttl, clock, parse_duration, parse_time
 from natty.jetstream import StoredMessage
 from natty.wire.message import parse_headers
 
@@ -112,11 +112,12 @@ def headers_to_keep(entry: Entry) -> dict[str, list[str]]:
 
 
 def ttl_header(ttl: float | None) -> dict[str, str]:
-    """Return the header of a TTL: whole seconds, rounded up. ValueError for 0 or less."""
+    """Return the header of a TTL: whole seconds, rounded up. ValueError for 0 or less, and for over 100 years."""
     if ttl is None:
         return {}
     if ttl <= 0:
         raise ValueError(f"a ttl of {ttl:g} s is not possible: write more than 0, or None for no expiry")
+    check_ttl(ttl)
     return {"Nats-TTL": str(ceil(ttl))}
 
 

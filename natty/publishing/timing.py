@@ -63,7 +63,7 @@ class Timing:
         """Return the Unix nanoseconds of a single message; `now_ns` is the server's time."""
         if self.at is not None:
             return _nanoseconds("at", self.at)
-        return now_ns + round(_interval("after", self.after or 0, 0) * NANOSECONDS)
+        return now_ns + round(min(_interval("after", self.after or 0, 0), LONGEST) * NANOSECONDS)
 
     def write(self, now_ns: int) -> str:
         """Return the value of the header; `now_ns` is the server's time."""

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any, Protocol
 
-from natty.config.units import seconds_of
+from natty.config.units import check_ttl, seconds_of
 from natty.names import MAX_LINE, check_line, decode, encode
 from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, nak, term
 
@@ -111,14 +111,16 @@ def publish_headers(
 ) -> dict[str, str | list[str]]:
     """Return the caller's headers with those of JetStream added (ADR-8, ADR-43); the caller's are not changed.
 
-    `ttl` is in seconds, or text ("7d"), rounded up to whole seconds. ValueError if it is not positive, or if a
-    header's name is empty or has a blank, a colon or a control character.
+    `ttl` is in seconds, or text ("7d"), rounded up to whole seconds. ValueError if it is not positive or over 100
+    years, or if a header's name is empty or has a blank, a colon or a control character.
     """
     for name in headers or ():
         check_header_name(name)
     ttl = None if ttl is None else seconds_of("ttl", ttl)
     if ttl is not None and ttl <= 0:
         raise ValueError(f"ttl is {ttl:g} s and must be more than 0; leave it out to keep the message")
+    if ttl is not None:
+        check_ttl(ttl)
     conditions = {
         MESSAGE_ID: msg_id or None,
         "Nats-Expected-Last-Sequence": expect_last_sequence,

@@ -119,6 +119,7 @@ def test_a_watch_prints_what_is_there_and_what_comes(shell, bucket, served):
     ("arguments", "words"),
     [
         (("put", "b", "k", "v", "--ttl", "soon"), "'soon' is not a duration; write 30s, 1h30m or 7d"),
+        (("put", "b", "k", "v", "--ttl", "100000d"), "a ttl of 8.64e+09 s is too long: write at most 36500d"),
         (("add", "b", "--history", "65"), "Invalid value for '--history'"),
         (("del", "b", "--revision", "3"), "a bucket has no revision"),
         (("watch", "b", "--history", "--updates-only"), "contradict each other"),

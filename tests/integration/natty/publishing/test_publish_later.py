@@ -229,3 +229,12 @@ async def test_the_stream_of_a_subject_is_remembered_for_a_minute(natty, stream,
     monkeypatch.setattr(natty.scheduler, "_homes", schedules.TTLCache(9, 0.0))
     await natty.publish(f"{stream}.a", b"", after="1h")
     assert len(asked) == 2
+
+
+async def test_the_longest_ttl_keeps_what_is_published_now_and_later(natty, stream):
+    await natty.publish(f"{stream}.now", b"", ttl="36500d")
+    await natty.publish(f"{stream}.later", b"", after=0, ttl="36500d")
+    await published(natty, stream, 1, f"{stream}.later")
+    assert len(await published(natty, stream, 1, f"{stream}.now")) == 1
+    with pytest.raises(ValueError, match="is too long: write at most 36500d"):
+        await natty.publish(f"{stream}.now", b"", ttl="36501d")  # with 86000d the server deletes it at once

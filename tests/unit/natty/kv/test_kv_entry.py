@@ -80,6 +80,12 @@ def test_a_ttl_is_never_shorter_than_asked_for():
     ]
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(0, "write more than 0"), (36_501 * 86_400, "write at most 36500d")])
+def test_a_ttl_with_which_the_server_keeps_no_key_is_refused(seconds, said):
+    with pytest.raises(ValueError, match=said):
+        ttl_header(seconds)
+
+
 def test_options_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="contradict"):
         WatchOptions(history=True, updates_only=True)

@@ -42,6 +42,7 @@ def test_a_time_is_written_as_the_server_reads_it(given, header):
         ({"at": datetime(2263, 1, 1, tzinfo=UTC)}, ValueError, "outside of the years 1970 to 2262"),
         ({"after": -1}, ValueError, "after is -1; write a number of seconds.*0 or more"),
         ({"after": "400y"}, ValueError, "outside of the years 1970 to 2262"),
+        ({"after": 1e300}, ValueError, "outside of the years 1970 to 2262"),
         ({"after": "soon"}, ValueError, 'write seconds, or text as "30s"'),
         ({"after": float("nan")}, ValueError, "after is nan"),
         ({"every": 0.5}, ValueError, "every is 0.5; write a number of seconds.*1 or more"),
@@ -90,3 +91,9 @@ def test_the_headers_of_a_schedule_hold_those_of_the_message():
         "Nats-Schedule-Time-Zone": "UTC",
         "Nats-Schedule-Source": "a.b",
     }
+
+
+@pytest.mark.parametrize("ttl", ["36501d", 1e10, 1e300])
+def test_a_ttl_after_which_no_message_would_exist_is_refused(ttl):
+    with pytest.raises(ValueError, match="is too long: write at most 36500d"):
+        ScheduleOptions(every=1, ttl=ttl).write_headers()
