@@ -13,18 +13,24 @@ from capture.stores import check_store, open_store
 WITHIN = 120.0
 """Seconds to wait for the store."""
 
+PAUSE = 1.0
+"""Seconds between two checks."""
+
 
 async def main() -> None:
     """Check the store until it passes, at most WITHIN seconds; the first put of the check creates the bucket."""
     url = load(Path(os.environ["CAPTURE_CONFIG"])).store
-    deadline = time.monotonic() + WITHIN
+    deadline, said = time.monotonic() + WITHIN, ""
     while True:
         try:
             await check_store(open_store(url))
         except (CaptureError, OSError) as error:
             if time.monotonic() > deadline:
                 sys.exit(f"the store is not ready after {WITHIN:g} s: {error}")
-            await asyncio.sleep(1)
+            if str(error) != said:
+                said = str(error)
+                print(f"waiting for the store: {said}", flush=True)
+            await asyncio.sleep(PAUSE)
         else:
             print(f"{url} is ready")
             return

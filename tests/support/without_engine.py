@@ -44,6 +44,7 @@ class Engine:
         self.compose = YAML(typ="safe", pure=True).load((ROOT / "docker-compose.yml").read_text())
         self.services = self.compose["services"]
         self.stages = dockerfile.read(ROOT / "Dockerfile")
+        self.built = {one["image"]: one["build"]["target"] for one in self.services.values() if "build" in one}
         self.layers, self.roots, self.started, self.numbers = {}, {}, {}, {}
         run("mount", "-t", "tmpfs", "-o", "size=6g,mode=0755", "engine", folder)
         for number, name in enumerate(self.services, 11):
@@ -55,7 +56,7 @@ class Engine:
     def build(self):
         """Build every stage of the Dockerfile that a service runs."""
         self.layers["base"] = self.make_base()
-        for one in {service["build"]["target"] for service in self.services.values() if "build" in service}:
+        for one in self.built.values():
             self.build_stage(self.stages[one])
         return sorted(self.layers)
 
@@ -181,8 +182,8 @@ class Engine:
     def image(self, name):
         """Return the layers and the settings of a service's image."""
         service = self.services[name]
-        if "build" in service:
-            stage = self.stages[service["build"]["target"]]
+        if service["image"] in self.built:
+            stage = self.stages[self.built[service["image"]]]
             return self.layers[stage.name], stage
         program = self.programs[IMAGES[service["image"].partition(":")[0]]]
         upper = self.folder / f"image-{Path(program).name}"
@@ -251,7 +252,7 @@ class Engine:
     def up(self, within):
         """Start all services that no profile holds back, in the order that depends_on asks for; name those left out."""
         wanted = [name for name, one in self.services.items() if "profiles" not in one]
-        absent = [name for name in wanted if "build" not in self.services[name] and not self.has_image(name)]
+        absent = [name for name in wanted if not self.has_image(name)]
         deadline = time.monotonic() + within
         waiting = [name for name in wanted if name not in absent]
         while waiting:
@@ -265,7 +266,8 @@ class Engine:
         return absent
 
     def has_image(self, name):
-        return IMAGES[self.services[name]["image"].partition(":")[0]] in self.programs
+        image = self.services[name]["image"]
+        return image in self.built or IMAGES[image.partition(":")[0]] in self.programs
 
     def needs(self, name):
         return self.services[name].get("depends_on", {})

@@ -40,6 +40,21 @@ for name in sys.argv[1:]:
         probe.settimeout(20)
         print(name, probe.connect_ex((host, int(port))))
 """
+GREET = """
+import socket, ssl
+context = ssl.create_default_context(cafile="/secrets/tls/ca.pem")
+context.set_alpn_protocols(["h2"])
+for shown in ("", "none", "client", "server"):
+    if shown in ("client", "server"):
+        context.load_cert_chain(f"/secrets/tls/{shown}.pem", f"/secrets/tls/{shown}-key.pem")
+    with socket.create_connection(("s3", 18333), 20) as link:
+        try:
+            link = context.wrap_socket(link, server_hostname="s3") if shown else link
+            link.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(3) + b"\\x04" + bytes(5))
+            print("settings" if link.recv(9)[3:4] == b"\\x04" else "end")
+        except OSError:
+            print("refused")
+"""
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -143,6 +158,13 @@ def test_nothing_but_s3_and_the_cluster_of_spark_is_reachable_and_no_rest_server
     codes = dict(line.split() for line in out.splitlines())
     assert [codes.pop(one) for one in ("s3:8333", "spark-master:7077")] == ["0", "0"]
     assert "0" not in codes.values(), codes
+
+
+def test_s3_takes_no_keys_by_grpc_not_even_from_who_has_the_certificates(stack):
+    status, out = stack.once("status", "python", "-c", GREET)
+    assert status == 0, out
+    assert set(out.split()) <= {"refused", "end"}, out
+    assert len(out.split()) == 4, out
 
 
 def test_the_compaction_runs_on_the_cluster_with_its_secret_and_tls(stack):

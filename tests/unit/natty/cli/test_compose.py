@@ -1,3 +1,4 @@
+import asyncio
 import json
 import re
 import runpy
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from capture.cli.app import make_app as make_capture_app
 from capture.config.load import load
+from capture.errors import StoreError
 from capture.spark.options import read_properties
 from natty.cli.app import make_app as make_natty_app
 from natty.cli.tls import COMPOSE_HOSTS
@@ -26,6 +28,7 @@ PAGE = (ROOT / "docs" / "compose.md").read_text()
 FILES = ROOT / "assets" / "compose"
 DIGEST = re.compile(r"[a-z/]+:v?\d+\.\d+\.\d+[a-z-]*@sha256:[0-9a-f]{64}")
 NOT_OURS = {"nats-1", "nats-2", "nats-3", "prometheus"}
+BUILDING = {"secrets", "s3"}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,12 @@ def compose():
 @pytest.fixture(scope="module")
 def stages():
     return dockerfile.read(ROOT / "Dockerfile")
+
+
+@pytest.fixture(scope="module")
+def built(compose):
+    """The stage of the Dockerfile that each image of ours is."""
+    return {one["image"]: one["build"]["target"] for one in compose["services"].values() if "build" in one}
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +76,37 @@ def test_the_schema_would_notice_a_mistake(compose):
         jsonschema.validate({**compose, "services": {"nats-1": {"imagine": "nats"}}}, schema)
 
 
-def test_every_image_of_others_is_pinned_by_a_digest_or_by_its_full_version(compose, stages):
-    others = [one["image"] for one in compose["services"].values() if "build" not in one]
+def test_every_image_of_others_is_pinned_by_a_digest_or_by_its_full_version(compose, stages, built):
+    others = [one["image"] for one in compose["services"].values() if one["image"] not in built]
     bases = [one.base for one in stages.values() if one.base not in stages]
     for image in [*others, *bases]:
         assert DIGEST.fullmatch(image) or re.fullmatch(r"nats:\d+\.\d+\.\d+-alpine", image), image
 
 
-def test_the_services_that_are_ours_are_stages_of_the_dockerfile_and_not_root(compose, stages):
+def test_the_services_that_are_ours_are_stages_of_the_dockerfile_and_not_root(compose, stages, built):
     for name, service in compose["services"].items():
-        assert ("build" in service) is (name not in NOT_OURS), name
-        if "build" in service:
-            assert stages[service["build"]["target"]].user == "10001:10001", name
+        assert (service["image"] in built) is (name not in NOT_OURS), name
+        if service["image"] in built:
+            assert stages[built[service["image"]]].user == "10001:10001", name
+
+
+def test_one_service_builds_an_image_and_the_others_never_pull_it_and_wait_for_it(compose, built):
+    services = compose["services"]
+    assert {name for name, one in services.items() if "build" in one} == BUILDING
+    assert len(built) == len(BUILDING)  # no two build one tag: engines refuse that when both are built at once
+    for name, service in services.items():
+        if service["image"] in built and name not in BUILDING:
+            assert service["pull_policy"] == "never", name
+            builder = next(one for one in BUILDING if services[one]["image"] == service["image"])
+            assert builder in waited_for(services, name), name
+        else:
+            assert "pull_policy" not in service, name
+
+
+def waited_for(services, name):
+    """Return the services that start before one, directly or not: Compose builds what a service waits for."""
+    direct = services[name].get("depends_on", {})
+    return {*direct, *(before for one in direct for before in waited_for(services, one))}
 
 
 def test_every_service_has_a_read_only_root_and_gains_no_privileges(compose):
@@ -184,6 +212,13 @@ def test_the_page_names_every_service_and_every_secret_and_its_commands_exist(co
             assert exists(words[5:]), line
 
 
+def test_the_page_restarts_every_service_that_reads_the_files_that_may_be_changed(compose):
+    (restarted,) = re.findall(r"`docker compose up --detach --force-recreate ([a-z0-9 -]+)`", PAGE)
+    reading = {name for name, one in compose["services"].items() if mounts(one, "./assets/compose")}
+    staying = {name for name in reading if compose["services"][name]["restart"] != "no"}
+    assert set(restarted.split()) == {*staying, "streams"}
+
+
 def exists(words):
     """Return whether the words begin with a command of ours."""
     command = get_command({"natty": make_natty_app, "capture": make_capture_app}[words[0]]())
@@ -199,6 +234,23 @@ def test_the_configuration_can_be_used(tmp_path):
     streams = load_streams(FILES / "streams.toml")
     assert config.stream in str(streams)
     assert config.spark.properties_file == "/secrets/spark/spark.conf"
+
+
+def test_while_the_store_is_away_each_reason_is_told_once(monkeypatch, capsys):
+    monkeypatch.setenv("CAPTURE_CONFIG", str(FILES / "capture.toml"))
+    reasons = iter(["no process listens there", "no process listens there", "the certificate has expired", ""])
+
+    async def check(store):
+        if reason := next(reasons):
+            raise StoreError(reason)
+
+    program = runpy.run_path(str(FILES / "bucket.py"))["main"]
+    program.__globals__.update(check_store=check, open_store=str, PAUSE=0)
+    asyncio.run(program())
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == "waiting for the store: no process listens there"
+    assert second == "waiting for the store: the certificate has expired"
+    assert last.endswith(" is ready")
 
 
 def test_prometheus_reads_every_service_that_has_metrics_over_tls_and_with_the_token(compose):
