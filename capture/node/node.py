@@ -39,8 +39,9 @@ from capture.node.shutdown import Stopping, reloading
 from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
 from capture.status.backlog import read_backlog, summarise
-from capture.stores import OwnStore, Store, open_store
+from capture.stores import Store, open_store
 from capture.stores.open import explain_unopenable
+from capture.stores.own_store import guard
 from natty import Batch, Election, Natty, NattyError, Term, UnsupportedError
 from natty.config.units import write_count
 from natty.elections import default_node_name
@@ -75,9 +76,8 @@ class Node:
     ) -> None:
         """`store` replaces the configured store; it is any object that passes `capture.stores.check_store`.
 
-        Other processes open a store by its URL. If `open_store` can't open `store.url`, this node does not compact, and
-        commands can't read the archive: then configure `store = "module:function"` instead. ConfigError if `store` is
-        not a store.
+        Other processes open it by its `url`. If they can't, this node does not compact, and commands can't read the
+        archive: then configure `store = "module:function"` instead. ConfigError if `store` is not a store.
 
         `writer` replaces the configured format; it is any object that passes `capture.formats.check_writer`.
         Compression and encryption are added around it as configured. ConfigError if `writer` is not a writer.
@@ -89,7 +89,7 @@ class Node:
         """
         self.config = config
         self.name = config.node or default_node_name()
-        self.store: Store = open_store(config.store) if store is None else OwnStore(store)
+        self.store: Store = open_store(config.store if store is None else guard(store))
         self.stored: Counter[str] = Counter()
         self.natty: Natty | None = None  # set once it is connected
         self.start = Start(config.start_timeout)
@@ -346,9 +346,8 @@ class Node:
         duty.store_messages = self._store_messages
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
         if reason := explain_unopenable(self.store.url):
-            log.warning(
-                "%s is not a candidate for the compaction: %s", self.name, reason, extra={"action": "no_store_url"}
-            )
+            text = "%s is not a candidate for the compaction: Spark's processes can't open its store: %s"
+            log.warning(text, self.name, reason, extra={"action": "no_store_url"})
         elif reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
                 "%s is not a candidate for the compaction, a node with Spark has to run for it: %s",

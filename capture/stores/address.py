@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
 from capture.errors import ConfigError, StoreError, mistake
 from capture.stores.contract import check_path
-from capture.stores.own_store import is_own, join_settings
+from capture.stores.own_store import is_own, join_settings, read_query
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}
 """The kinds of object stores, and what each calls the container of objects."""
@@ -54,9 +54,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Return the address of these settings, some of which may be in the query of `url`. ConfigError."""
         plain, _, query = str(settings["url"]).partition("?")
         try:
-            said = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
-        except ValueError:
-            raise ConfigError(f"{_redact(plain)}: the text after the ? is not name=value&name=value") from None
+            said = read_query(query)
+        except ConfigError as error:
+            raise ConfigError(f"{_redact(plain)}: {error}") from None
         try:
             address = msgspec.convert({**said, **settings, "url": plain}, cls, strict=False)
         except msgspec.ValidationError as error:

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from capture.errors import AlreadyStoredError, NotStoredError, StoreError
+from capture.errors import (
+    AlreadyStoredError,
+    CaptureError,
+    ConfigError,
+    NotStoredError,
+    StoreError,
+    StoreFullError,
+    StoreUnfitError,
+    StoreUnreadableError,
+)
 from capture.stores.contract import Store
+from capture.stores.own_store import guard
 
 LARGE_BYTES = 5 * 1024 * 1024
 DAY = 86_400.0  # seconds that two clocks may differ
+LONG_AGO = 1e9  # seconds: no store has leftovers that are so old
 AWKWARD_NAMES = ("key=a%2Fb", "with space", "ÄÖ-漢字-🛫", "key=", "a.b..c", "-dash", "%", "plus+and&question?#hash")
 
 
 async def check_store(store: Store) -> None:
     """Check that a store keeps the contract. AssertionError names the promise that it breaks.
 
-    It works in a folder of its own and removes it at the end, so it can be run on a store that is in use. Check your
-    own store as capture opens it: `check_store(open_store("module:function"))`, or `check_store(OwnStore(store))`.
+    It works in a folder of its own and removes it at the end, so it can be run on a store that is in use. It uses your
+    own store as capture does: behind `OwnStore`, which checks paths for it. StoreFullError, StoreUnfitError and
+    StoreUnreadableError are raised as they are.
     """
+    try:
+        store = guard(store)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
     folder = f"conformance-{uuid4().hex}"
     checks = (
         _creates_once,
@@ -30,15 +49,22 @@ async def check_store(store: Store) -> None:
         _reads_ranges,
         _deletes,
         _keeps,
+        _copies_files,
         _is_atomic,
         _refuses,
+        _removes_leftovers,
+        _serves_threads,
     )
     try:
         for check in checks:
-            await check(store, f"{folder}/{check.__name__.strip('_')}")
+            with _promise("each call that the contract allows succeeds"):
+                await check(store, f"{folder}/{check.__name__.strip('_')}")
+    except (AlreadyStoredError, NotStoredError) as error:
+        raise AssertionError(f"{type(error).__name__} was raised for the wrong object: {error}") from error
     finally:
-        for one in await store.list(folder + "/"):
-            await store.delete(one.path)
+        with suppress(CaptureError):
+            for one in await store.list(folder + "/"):
+                await store.delete(one.path)
     assert await store.list(folder + "/") == [], "objects are still listed after every one was deleted"
 
 
@@ -83,7 +109,8 @@ async def _lists(store: Store, folder: str) -> None:
     assert all(abs(one.modified - time.time()) < DAY for one in listed), "a listed object's time is not in Unix seconds"
     below = [one.path for one in await store.list(f"{folder}/b/1")]
     assert below == [f"{folder}/b/1/deep/er", f"{folder}/b/10"], "the prefix is a text, not a folder"
-    assert await store.list(f"{folder}/nothing/") == [], "a prefix without objects must be an empty listing"
+    with _promise("list returns nothing for a prefix without objects"):
+        assert await store.list(f"{folder}/nothing/") == [], "a prefix without objects must be an empty listing"
 
 
 async def _reads_ranges(store: Store, folder: str) -> None:
@@ -91,17 +118,22 @@ async def _reads_ranges(store: Store, folder: str) -> None:
     await store.put(path, bytes(range(100)))
     for start, length in ((0, 100), (0, 0), (10, 5), (95, 50), (99, 1), (100, 1), (500, 5)):
         expected = bytes(range(100))[start : start + length]
-        assert await store.get_range(path, start, length) == expected, f"range {start}+{length} is wrong"
+        with _promise(f"get_range returns the bytes that there are of {start}+{length}, of an object with 100"):
+            assert await store.get_range(path, start, length) == expected, f"range {start}+{length} is wrong"
     assert await _is_absent(store, f"{folder}/none"), (
         "reading an object that does not exist did not raise NotStoredError"
     )
+    with suppress(NotStoredError), _promise("get_range raises NotStoredError for an object that does not exist"):
+        await store.get_range(f"{folder}/none", 0, 1)
+        raise AssertionError("reading a range of an object that does not exist did not raise NotStoredError")
 
 
 async def _deletes(store: Store, folder: str) -> None:
     path = f"{folder}/deep/one"
     await store.put(path, b"x")
     await store.delete(path)
-    await store.delete(path)
+    with _promise("delete does nothing if the object does not exist"):
+        await store.delete(path)
     assert await _is_absent(store, path), "a deleted object can still be read"
     assert await store.list(folder + "/") == [], "a deleted object is still listed"
     await store.put(path, b"again")
@@ -117,8 +149,9 @@ async def _keeps(store: Store, folder: str) -> None:
     await store.delete(f"{folder}/empty")
     await store.delete(f"{folder}/large")
     for name in AWKWARD_NAMES:
-        await store.put(f"{folder}/{name}/{name}", name.encode())
-        assert await store.get(f"{folder}/{name}/{name}") == name.encode(), f"the name {name!r} does not work"
+        with _promise(f"the name {name!r} works"):
+            await store.put(f"{folder}/{name}/{name}", name.encode())
+            assert await store.get(f"{folder}/{name}/{name}") == name.encode(), f"the name {name!r} does not work"
     expected = sorted(f"{folder}/{name}/{name}" for name in AWKWARD_NAMES)
     assert [one.path for one in await store.list(folder + "/")] == expected, "awkward names are listed changed"
     for name in AWKWARD_NAMES:
@@ -147,7 +180,41 @@ async def _is_atomic(store: Store, folder: str) -> None:
     await writing
 
 
+async def _copies_files(store: Store, folder: str) -> None:
+    path, content = f"{folder}/one", bytes(range(256)) * 4096
+    with TemporaryDirectory() as local:
+        file = Path(local) / "file"
+        await asyncio.to_thread(file.write_bytes, content)
+        with _promise("put stores a copy of a local file, given as a Path"):
+            await store.put(path, file)
+        assert await asyncio.to_thread(file.read_bytes) == content, "put changed the local file that it was given"
+    assert await store.get(path) == content, "a local file that was put came back changed"
+
+
+async def _removes_leftovers(store: Store, folder: str) -> None:
+    await store.put(f"{folder}/one", b"x")
+    with _promise("remove_leftovers returns a number"):
+        found = await store.remove_leftovers(LONG_AGO, time.time())
+    assert isinstance(found, int), f"remove_leftovers returned {type(found).__name__}, not a number"
+    assert await store.get(f"{folder}/one") == b"x", "remove_leftovers changed an object"
+
+
+async def _serves_threads(store: Store, folder: str) -> None:
+    path = f"{folder}/one"
+    await store.put(path, b"x")
+    with _promise("calls may come from another event loop, in another thread"):
+        found = await asyncio.to_thread(lambda: asyncio.run(store.get(path)))
+    assert found == b"x", "an object is another one in another thread"
+
+
 async def _refuses(store: Store, folder: str) -> None:
+    calls = {
+        "put": lambda path: store.put(path, b"x"),
+        "get": store.get,
+        "get_range": lambda path: store.get_range(path, 0, 1),
+        "list": lambda path: store.list(f"{path}/"),
+        "delete": store.delete,
+    }
     for path in (
         "",
         "/absolute",
@@ -160,14 +227,20 @@ async def _refuses(store: Store, folder: str) -> None:
         "a\nb",
         "a\\b",
     ):
-        with suppress(StoreError):
-            await store.put(path, b"x")
-            raise AssertionError(f"the path {path!r} was accepted")
+        for method, call in calls.items():
+            try:
+                await call(path)
+            except StoreError:
+                continue
+            except (AlreadyStoredError, NotStoredError):
+                pass
+            raise AssertionError(f"{method} accepted the path {path!r}")
 
 
 async def _is_refused(store: Store, path: str, data: bytes) -> bool:
     try:
-        await store.put(path, data)
+        with _promise("put with if_absent raises AlreadyStoredError, and nothing else, for an object that exists"):
+            await store.put(path, data)
     except AlreadyStoredError:
         return True
     return False
@@ -175,7 +248,19 @@ async def _is_refused(store: Store, path: str, data: bytes) -> bool:
 
 async def _is_absent(store: Store, path: str) -> bool:
     try:
-        await store.get(path)
+        with _promise("get raises NotStoredError, and nothing else, for an object that does not exist"):
+            await store.get(path)
     except NotStoredError:
         return True
     return False
+
+
+@contextmanager
+def _promise(sentence: str) -> Iterator[None]:
+    """Turn a StoreError of the body into an AssertionError, unless it says what the owner of the store can do."""
+    try:
+        yield
+    except (StoreFullError, StoreUnfitError, StoreUnreadableError):
+        raise
+    except StoreError as error:
+        raise AssertionError(f"{sentence}; but {error}") from error

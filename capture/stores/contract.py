@@ -91,6 +91,13 @@ def check_path(path: str) -> str:
     )
 
 
+def check_prefix(prefix: str) -> str:
+    """Return the text that paths start with, if its folder is inside a store, or raise StoreError."""
+    if "/" in prefix:
+        check_path(prefix.rpartition("/")[0])
+    return prefix
+
+
 def check_range(start: int, length: int) -> None:
     """Raise ValueError on a range that can't be read."""
     if start < 0 or length < 0:

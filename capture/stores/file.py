@@ -22,7 +22,7 @@ from capture.errors import (
     StoreUnfitError,
     StoreUnreadableError,
 )
-from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_range, is_path
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_prefix, check_range, is_path
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ESTALE}
@@ -187,9 +187,7 @@ class FileStore:
             raise
 
     def _list(self, prefix: str) -> Listing:
-        folder = prefix.rpartition("/")[0]
-        if folder:
-            check_path(folder)
+        folder = check_prefix(prefix).rpartition("/")[0]
         with self._translate_errors(f"listing {prefix or 'everything'}"):
             found = [one for one in self._walk(self.root / folder) if one.path.startswith(prefix)]
         return sorted(found, key=lambda one: one.path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from capture.errors import AlreadyStoredError, NotStoredError
-from capture.stores.contract import Listing, ObjectInfo, check_path, check_range
+from capture.stores.contract import Listing, ObjectInfo, check_path, check_prefix, check_range
 
 
 class MemoryStore:
@@ -44,6 +44,7 @@ class MemoryStore:
 
     async def list(self, prefix: str = "") -> Listing:
         """As in the contract."""
+        check_prefix(prefix)
         found = sorted((path, value) for path, value in self._objects.items() if path.startswith(prefix))
         return [ObjectInfo(path, len(content), modified) for path, (content, modified) in found]
 

@@ -15,7 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from capture.errors import AlreadyStoredError, NotStoredError, StoreError, StoreUnfitError
 from capture.stores.address import Address
-from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_range
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_prefix, check_range
 from capture.stores.object_client import client
 from capture.stores.refusals import NO_BUCKET, answer, refusal
 
@@ -82,9 +82,7 @@ class ObjectStore:
 
     async def list(self, prefix: str = "") -> Listing:
         """As in the contract. Each page is read within the store's timeout."""
-        folder = prefix.rpartition("/")[0]
-        if folder:
-            check_path(folder)
+        folder = check_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._client, folder or None, chunk_size=PAGE)
         found: list[ObjectInfo] = []
         while True:

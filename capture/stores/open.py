@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from capture.errors import ConfigError
+from capture.plugin import load_function
 from capture.stores.address import SCHEMES, Address
 from capture.stores.contract import Store
 from capture.stores.file import FileStore
@@ -17,6 +18,8 @@ KNOWN = (
     "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name, and"
     " your own as module:function"
 )
+MAIN = "__main__:"
+"""The module of the program that was started: in another process it is another one."""
 _memory: dict[str, MemoryStore] = {}
 
 
@@ -62,29 +65,43 @@ def open_store(url: str | Path | Store) -> Store:
 
 
 def explain_unopenable(url: str) -> str:
-    """Return why Spark's processes can't open the store of this URL; "" if they can."""
+    """Return why another process can't open a store by this URL; "" if it can. It makes and contacts no store."""
+    plain = url.partition("?")[0]
     try:
-        open_store(url)
+        if is_own(url):
+            load_function(plain.partition("/")[0], "store", ())
+            return f"{plain} is in the program itself: write the store into a module" if url.startswith(MAIN) else ""
+        if plain.partition("://")[0] in (*SCHEMES, "file"):
+            open_store(url)
+            return ""
     except ConfigError as error:
-        return f"Spark's processes can't open its store: {error}"
-    return ""
+        return str(error)
+    return f"its URL {plain!r} does not begin with file:///, s3://, az:// or gs://, and is not module:function"
 
 
 def _open_without_scheme(url: str) -> Store:
     """Return the folder of a plain path, or the user's store. ConfigError."""
-    first = url.partition("?")[0].partition("/")[0]
+    plain = url.partition("?")[0]
+    first = plain.partition("/")[0]
     if ":" not in first:
         return FileStore(url)
-    kind, _, rest = url.partition(":")
+    kind, _, rest = plain.partition(":")
     if kind in (*SCHEMES, "file", "memory"):
         slashes = "///" if kind == "file" else "//"
         raise ConfigError(
-            f"{url!r} is not a store: write {kind}:{slashes}{rest.lstrip('/')}, or ./{url} for a folder of that name."
-            f" Supported are {KNOWN}"
+            f"{plain!r} is not a store: write {kind}:{slashes}{rest.lstrip('/')}, or ./{plain} for a folder of that"
+            f" name. Supported are {KNOWN}"
         )
     if not is_own(url):
-        raise ConfigError(f"{url!r} is not a store; supported are {KNOWN}. Write ./{url} for a folder of that name")
+        raise ConfigError(f"{plain!r} is not a store; supported are {KNOWN}. Write ./{plain} for a folder of that name")
     try:
         return open_own(url)
     except ConfigError as error:
-        raise ConfigError(f"{error}. Write ./{first} for a folder of that name") from error
+        if _is_missing(first.partition(":")[0], error.__cause__):
+            raise ConfigError(f"{error}. Write ./{first} for a folder of that name") from error
+        raise
+
+
+def _is_missing(module: str, cause: BaseException | None) -> bool:
+    """Return whether an import failed because there is no such module, and not because of one that it imports."""
+    return isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")

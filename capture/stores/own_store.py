@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from capture.errors import CaptureError, ConfigError, StoreError
 from capture.plugin import check_has, is_plugin, make_plugin
-from capture.stores.contract import Listing, ObjectInfo, Store, check_path
+from capture.stores.contract import Listing, ObjectInfo, Store, check_path, check_prefix, check_range
 
 METHODS = ("put", "get", "get_range", "list", "delete", "remove_leftovers")
 
@@ -30,9 +31,9 @@ def open_own(url: str) -> OwnStore:
     plain, _, query = url.partition("?")
     spec, _, folder = plain.partition("/")
     try:
-        settings = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
-    except ValueError:
-        raise ConfigError(f"{plain}: the text after the ? is not name=value&name=value") from None
+        settings = read_query(query)
+    except ConfigError as error:
+        raise ConfigError(f"{plain}: {error}") from None
     prefix = unquote(folder.strip("/"))
     if prefix:
         try:
@@ -42,6 +43,17 @@ def open_own(url: str) -> OwnStore:
     return OwnStore(make_plugin(spec, "store", needs=METHODS, settings=settings), url, prefix)
 
 
+def read_query(query: str) -> dict[str, str]:
+    """Return the values in the query of a store's URL, by name. ConfigError if a name has no value, or several."""
+    try:
+        values = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError:
+        raise ConfigError("the text after the ? is not name=value&name=value") from None
+    if repeated := [name for name, count in Counter(name for name, _ in values).items() if count > 1]:
+        raise ConfigError(f"the text after the ? has {', '.join(repeated)} more than once")
+    return dict(values)
+
+
 def join_settings(url: str, settings: dict[str, Any]) -> str:
     """Return the URL of a user's store with these further settings in its query. ConfigError if one is not a value."""
     for name, value in settings.items():
@@ -49,6 +61,11 @@ def join_settings(url: str, settings: dict[str, Any]) -> str:
             raise ConfigError(f"[store]: `{name}` is not a text, number or truth value, but {type(value).__name__}")
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items()}
     return f"{url}{'&' if '?' in url else '?'}{urlencode(texts, safe=':/', quote_via=quote)}" if texts else url
+
+
+def guard(store: Store) -> Store:
+    """Return a user's store behind `OwnStore`, and one of capture's own as it is. ConfigError if it is not a store."""
+    return store if type(store).__module__.startswith("capture.stores.") else OwnStore(store)
 
 
 class OwnStore:
@@ -62,6 +79,8 @@ class OwnStore:
         """`url` opens this store in other processes; default: the `url` of `inner`. ConfigError if neither is given."""
         check_has(inner, METHODS if url else (*METHODS, "url"), "store is a")
         self.url: str = url or inner.url
+        if not isinstance(self.url, str):
+            raise ConfigError(f"store is a {type(inner).__name__}, whose url is {type(self.url).__name__}, not a text")
         self._inner = inner
         self._prefix = f"{prefix}/" if prefix else ""
 
@@ -80,13 +99,14 @@ class OwnStore:
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
         """As in the contract."""
+        check_range(start, length)
         async with self._name_failure("get_range", path):
             return await self._inner.get_range(self._prefix + check_path(path), start, length)
 
     async def list(self, prefix: str = "") -> Listing:
         """As in the contract."""
         async with self._name_failure("list", prefix):
-            found = await self._inner.list(self._prefix + prefix)
+            found = await self._inner.list(self._prefix + check_prefix(prefix))
             return [ObjectInfo(one.path.removeprefix(self._prefix), one.bytes, one.modified) for one in found]
 
     async def delete(self, path: str) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from own_code import write_module
+from own_code import find_block, write_module
 
 from capture.config.load import load
 from capture.node.node import Node
@@ -42,6 +42,16 @@ async def capture(*arguments, status=0):
 
 async def test_the_store_of_the_page_keeps_the_contract(module, tmp_path):
     await check_store(open_store(url_of(tmp_path)))
+
+
+def test_the_check_of_the_page_runs_and_names_what_a_changed_store_breaks(module, tmp_path):
+    check = find_block("check_store(SqliteStore").replace("/tmp/", f"{tmp_path}/")
+    subprocess.run([sys.executable, "-W", "error", "-c", check], check=True)
+    broken = "\nasync def get(self, path):\n    raise KeyError(path)\n\n\nSqliteStore.get = get\n"
+    with (module / "sqlite_store.py").open("a") as file:
+        file.write(broken)
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert "\nAssertionError: each call that the contract allows succeeds; but get conformance" in ran.stderr
 
 
 @pytest.mark.long
@@ -81,18 +91,10 @@ async def test_nodes_with_a_users_store_lose_nothing_when_one_is_killed_and_ever
     assert info["state"]["messages"] == MESSAGES
 
 
-async def test_a_store_given_to_a_node_as_an_object_is_used_and_says_that_it_can_not_be_compacted(fleet, caplog):
-    class Mine(MemoryStore):
-        def __init__(self):
-            super().__init__()
-            self.url = "mine"
-
-    class Unnamed(Mine):
-        def __init__(self):
-            super().__init__()
-            self.url = "no-such-module:Mine"
-
-    store = Unnamed()
+@pytest.mark.parametrize("url", ["no-such-module:Mine", "lake"])
+async def test_a_store_given_to_a_node_as_an_object_is_used_and_says_that_it_can_not_be_compacted(fleet, caplog, url):
+    store = MemoryStore()
+    store.url = url
     node = Node(load(fleet.configure()), store=store)
     running = asyncio.create_task(node.run())
     try:

@@ -11,6 +11,7 @@ from capture.config.load import load
 from capture.config.streams import below
 from capture.errors import AlreadyStoredError, ConfigError, NotStoredError, StoreError
 from capture.stores import FileStore, MemoryStore, OwnStore, check_store, open_store
+from capture.stores.open import explain_unopenable
 
 SHELF = MemoryStore("shelf")
 
@@ -88,6 +89,8 @@ async def test_an_error_of_the_users_driver_becomes_a_store_error_with_operation
         ("shelves:needy", "can't be called with no arguments: missing a required argument: 'bucket'"),
         ("shelves:needy?bukket=x", "can't be called with bukket: "),
         ("shelves:shelf?bucket", "is not name=value&name=value"),
+        ("shelves:shelf?bucket=a&bucket=b", "shelves:shelf: the text after the \\? has bucket more than once"),
+        ("s3://lake?region=a&region=b", "s3://lake: the text after the \\? has region more than once"),
         ("shelves:shelf/../up", "is not a path inside a store"),
         ("shelves:unable", "failed: RuntimeError: no such bucket"),
         ("shelves:other", r"returned str, which has no put, get, get_range, list, delete, remove_leftovers"),
@@ -99,6 +102,64 @@ async def test_an_error_of_the_users_driver_becomes_a_store_error_with_operation
 def test_a_store_that_can_not_be_made_is_refused_with_the_reason_and_what_to_write(url, sentence):
     with pytest.raises(ConfigError, match=sentence):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["shelves:chest", "shelves:number", "shelves:needy", "shelves:unable?bucket=x", "shelves:ill", "unwell:shelf"],
+)
+def test_a_folder_is_suggested_only_if_there_is_no_such_module(url, shelves, tmp_path, monkeypatch):
+    def ill():
+        raise ModuleNotFoundError("No module named 'driver'", name="driver")
+
+    shelves.ill = ill
+    (tmp_path / "unwell.py").write_text("import driver_that_is_not_installed")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as failed:
+        open_store(url)
+    assert "for a folder of that name" not in str(failed.value)
+    for missing in ("shelvez:shelf", "shelvez.deep:shelf", "os.shelvez:shelf"):
+        with pytest.raises(ConfigError, match=f"Write ./{missing} for a folder of that name$"):
+            open_store(missing)
+
+
+@pytest.mark.parametrize("url", ["plug-x:shelf?token=hunter2", "s3:lake?token=hunter2", "shelves:none?token=hunter2"])
+def test_a_url_that_is_refused_is_shown_without_its_query(url):
+    with pytest.raises(ConfigError) as failed:
+        open_store(url)
+    assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("file:///lake", ""),
+        ("file:///lake?private=true", ""),
+        ("s3://lake/orders?region=eu", ""),
+        ("gs://lake", ""),
+        ("shelves:shelf/orders?bucket=x", ""),
+        ("", "its URL '' does not begin with file:///, s3://, az:// or gs://, and is not module:function"),
+        ("lake", "its URL 'lake' does not begin"),
+        ("/lake", "its URL '/lake' does not begin"),
+        ("postgres-prod/lake", "its URL 'postgres-prod/lake' does not begin"),
+        ("memory://x", "its URL 'memory://x' does not begin"),
+        ("postgres://x?token=hunter2", "its URL 'postgres://x' does not begin"),
+        ("file:lake", "can't be loaded: ModuleNotFoundError: No module named 'file'"),
+        ("file://lake", "names a host or a relative folder"),
+        ("s3:///lake", "does not name a bucket"),
+        ("shelvez:shelf", "can't be loaded: ModuleNotFoundError"),
+        ("__main__:shelf", "can't be loaded: AttributeError"),
+        ("__main__:Shelf", "__main__:Shelf is in the program itself: write the store into a module"),
+    ],
+)
+def test_other_processes_open_what_is_at_one_place_for_all_of_them_and_the_users_function_is_not_called(
+    url, reason, shelves, monkeypatch
+):
+    monkeypatch.setattr("__main__.Shelf", MemoryStore, raising=False)
+    found = explain_unopenable(url)
+    assert reason in found
+    assert bool(found) == bool(reason)
+    assert shelves.calls == []
 
 
 def test_a_folder_with_a_query_like_name_is_still_a_folder():
