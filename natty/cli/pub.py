@@ -64,6 +64,8 @@ def pub(
         raise typer.BadParameter("each line of standard input is published once", param_hint="--count")
     headers = headers_of(header or [])
     check_subject(subject)
+    if at and after:
+        raise typer.BadParameter("--at and --after exclude each other")
     if at or after:
         usage(lambda: Timing(at=at, after=after))
         ack = connect.call(

@@ -92,6 +92,10 @@ def add(
 ) -> None:
     """Have the server publish a message later, once or again and again."""
     check_subject(subject)
+    if sum(map(bool, (at, after, every, cron))) != 1:
+        raise typer.BadParameter("give one of --at, --after, --every and --cron")
+    if timezone and not cron:
+        raise typer.BadParameter("it is for --cron", param_hint="--timezone")
     given = {"at": at, "after": after, "every": every, "cron": cron, "timezone": timezone, "source": source}
     options: Any = {name: value for name, value in given.items() if value} | {"headers": headers_of(header or [])}
     options |= {"ttl": ttl} if ttl else {}

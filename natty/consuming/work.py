@@ -361,7 +361,8 @@ class Work:
         finally:
             late = [task for task in self._tasks if not task.done()]
             if late:
-                self._log.warning("%d handlers did not finish within %g s: cancelled", len(late), timeout)
+                what = "handlers" if self.options.on_error is None else "handlers, or calls of on_error,"
+                self._log.warning("%d %s did not finish within %g s: cancelled", len(late), what, timeout)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)

@@ -29,7 +29,7 @@ from natty.streams.nearest import naming_nearest
 from natty.streams.origins import refuse_lossy_sources
 from natty.streams.planning import CONSUMER, STREAM, Plan, list_differing, plan
 from natty.streams.refusal import explaining_refusal
-from natty.streams.schema import ConsumerConfig, StreamConfig
+from natty.streams.schema import ConsumerConfig, StreamConfig, with_version
 
 WITHIN = 30.0  # seconds for an answer: a cluster may need that long to elect a leader
 ONE_TRY = 2.0  # seconds before an unanswered request is sent again
@@ -322,7 +322,9 @@ async def _ensure(
 def _check_taken(target: _Stream | _Consumer, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:
     """Raise if the server dropped a setting, as older ones do. A value other than ours is from another client."""
     if dropped := [name for name in list_differing(wanted, got) if name not in got]:
-        raise UnsupportedError(f"{target}: this server is too old for {', '.join(dropped)}: upgrade it")
+        raise UnsupportedError(
+            f"{target}: this server is too old for {', '.join(map(with_version, dropped))}: upgrade it"
+        )
 
 
 def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -> None:

@@ -201,7 +201,7 @@ class Scheduler:
             ack = await self._jetstream.publish_and_count(subject, data, headers=own, timeout=options.timeout)
         except PublishError as error:
             self._homes.pop(target, None)  # the stream may be changed by the next try
-            raise _explain(error, target, home.stream, own) from error.__cause__
+            raise _explain(error, target, home.stream, own, options.cron) from error.__cause__
         return msgspec.structs.replace(ack, schedule=subject)
 
     async def list(self, stream: str, subjects: str = "") -> AsyncGenerator[Schedule, None]:
@@ -298,13 +298,13 @@ def _lasting(home: _Home, timing: Timing, target: str) -> dict[str, str]:
     return {}
 
 
-def _explain(error: PublishError, target: str, stream: str, headers: dict[str, Any]) -> PublishError:
-    """Return the server's refusal with what it concerns."""
+def _explain(error: PublishError, target: str, stream: str, headers: dict[str, Any], cron: str) -> PublishError:
+    """Return the server's refusal with what it concerns, a cron expression as it was given."""
     code = error.__cause__.err_code if isinstance(error.__cause__, JetStreamError) else 0
     if code == ZONE_REFUSED:
         why = f"does not know the time zone {headers[ZONE]!r}: write a name as Europe/Berlin"
     elif code == TIME_REFUSED:
-        why = f"refused {headers[SPEC]!r}: write a time that exists, and weekdays as 0 to 6 or sun to sat"
+        why = f"refused {cron or headers[SPEC]!r}: write a time that exists, and weekdays as 0 to 6 or sun to sat"
     elif code == SOURCE_REFUSED:
         why = f"refused the source {headers[SOURCE]!r}: write another subject of stream {stream}"
     else:

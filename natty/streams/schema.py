@@ -8,6 +8,7 @@ documents. Source: nats-server's API schema (stream and consumer configuration),
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -315,3 +316,10 @@ def texts(kind: Any) -> Mapping[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }
+
+
+def with_version(name: str) -> str:
+    """Return a setting with the version that it needs, where it is not every version's: "allow_batched (2.14)"."""
+    text = texts(StreamConfig).get(name) or texts(ConsumerConfig).get(name, "")
+    needed = re.search(r"Needs nats-server ([0-9.]+[0-9])", text)
+    return f"{name} ({needed[1]})" if needed else name

@@ -61,14 +61,14 @@ def test_removing_asks_first(natty_commands, schedule, stream):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "it has no time: give one of at, after, every and cron"),
+        ([], "give one of --at, --after, --every and --cron"),
         (["--at", "tomorrow"], "'tomorrow' is not a time as 2026-11-23T18:00:00Z"),
         (["--at", "2030-01-01T00:00:00"], "has no time zone"),
-        (["--after", "1h", "--every", "1h"], "after and every exclude each other"),
+        (["--after", "1h", "--every", "1h"], "give one of --at, --after, --every and --cron"),
         (["--after", "soon"], 'write seconds, or text as "30s"'),
         (["--every", "1ms"], "must be at least 1 s"),
         (["--cron", "* * *"], "write five fields"),
-        (["--after", "1h", "--timezone", "UTC"], "timezone is for cron"),
+        (["--after", "1h", "--timezone", "UTC"], "--timezone: it is for --cron"),
         (["--after", "1h", "-H", "Nats-Rollup: sub"], "Nats-Rollup is a header of the server"),
     ],
 )
@@ -111,7 +111,7 @@ def test_pub_has_a_message_published_later(natty_commands, schedule, stream):
     [
         (("--at", "tomorrow"), "'tomorrow' is not a time as 2026-11-23T18:00:00Z"),
         (("--after", "soon"), "soon"),
-        (("--after", "1h", "--at", "2100-01-01T00:00:00Z"), "at and after exclude each other"),
+        (("--after", "1h", "--at", "2100-01-01T00:00:00Z"), "--at and --after exclude each other"),
         (("--after", "1h", "--count", "2"), "it is for a single message"),
         (("--after", "1h", "--stdin"), "it is for a single message"),
     ],

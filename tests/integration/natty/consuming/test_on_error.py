@@ -186,7 +186,7 @@ async def test_an_error_in_on_error_is_logged_and_stops_nothing(natty, natty_nam
     assert not task.done()
 
 
-async def test_an_on_error_that_hangs_ends_with_the_stop_and_is_counted(natty, natty_name, start):
+async def test_an_on_error_that_hangs_ends_with_the_stop_and_is_counted(natty, natty_name, start, caplog):
     stream, begun = await fill(natty, natty_name("HANGS"), 1), asyncio.Event()
 
     async def on_error(message, error, step):
@@ -198,6 +198,7 @@ async def test_an_on_error_that_hangs_ends_with_the_stop_and_is_counted(natty, n
     await begun.wait()
     consumption.stop()
     await task
+    assert "1 handlers, or calls of on_error, did not finish within 0 s: cancelled" in caplog.text
     assert consumption.counts["unreported"] == 1
     await until_settled(natty, stream)
 

@@ -210,7 +210,7 @@ async def test_a_setting_that_the_server_drops_is_told(natty, stream, monkeypatc
         return await update(target, {name: value for name, value in new.items() if name != "allow_batched"})
 
     monkeypatch.setattr(module._Stream, "update", update_without)
-    with pytest.raises(UnsupportedError, match="too old for allow_batched: upgrade it"):
+    with pytest.raises(UnsupportedError, match=r"too old for allow_batched \(2\.14\): upgrade it"):
         await natty.ensure_stream(stream, allow_batched=True)
 
 
