@@ -25,6 +25,7 @@ from capture.spark import SparkDriver
 from capture.stores import Store, open_store
 from natty import Natty, Term
 from natty.cli import connect
+from natty.cli.ask import seconds
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import say
@@ -32,7 +33,10 @@ from natty.config.units import write_count
 from natty.elections import default_node_name
 
 Offline = Annotated[bool, typer.Option("--offline", help="Use the newest documents in the store, without NATS.")]
-Wait = Annotated[float, typer.Option(help="Time to wait for the leadership, longer than its lease; seconds.")]
+Wait = Annotated[
+    float,
+    typer.Option(parser=seconds, metavar="DURATION", help="Time to wait for the leadership, longer than its lease."),
+]
 Work = Callable[[Term], Awaitable[Any]]
 
 
@@ -43,7 +47,7 @@ def sweep(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
-    wait: Wait = 10.0,
+    wait: Wait = "10s",  # type: ignore[assignment] # typer parses defaults, too
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be removed, table files too.")
     ] = False,
@@ -70,7 +74,7 @@ def compact(
     stream: settings.Stream = None,
     store: settings.Store = None,
     all_blocks: Annotated[bool, typer.Option("--all", help="Compact all blocks, due or not.")] = False,
-    wait: Wait = 30.0,
+    wait: Wait = "30s",  # type: ignore[assignment]
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be merged.")] = False,
     as_json: settings.Json = False,
 ) -> None:

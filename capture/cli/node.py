@@ -23,6 +23,7 @@ from capture.node.nodes import Several
 from capture.node.shutdown import STOPS
 from natty import NattyError
 from natty.cli import connect
+from natty.cli.ask import seconds
 from natty.cli.run import EXIT_ERROR, LogFormat, LogLevel, complaint, configure_logging, run_async
 from natty.metrics.pages import Guard, guard_of
 
@@ -61,7 +62,9 @@ def run(
         str | None, typer.Option(help="Envelope beside the decoded value: columns, nested or none.")
     ] = None,
     compression: Annotated[str | None, typer.Option(help="Compression: none, gzip, snappy or zstd.")] = None,
-    max_age: Annotated[float | None, typer.Option(help="Maximum age of an open block, seconds.")] = None,
+    max_age: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="DURATION", help="Maximum age of an open block.")
+    ] = None,
     max_messages: Annotated[int | None, typer.Option(help="Maximum size of a block, messages.")] = None,
     metrics: Annotated[str | None, typer.Option(help="Address for /metrics, /livez and /readyz, HOST:PORT.")] = None,
     metrics_cert: Annotated[Path | None, typer.Option(help="Certificate chain for --metrics, PEM file.")] = None,

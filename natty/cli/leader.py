@@ -155,11 +155,14 @@ def run(
     nats: dict[str, Any],
     name: Name,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program, and its arguments.")],
-    lease: Annotated[float, typer.Option(help="Time after which a dead leader is replaced, in seconds.")] = LEASE,
+    lease: Annotated[
+        float, typer.Option(parser=seconds, metavar="DURATION", help="Time after which a dead leader is replaced.")
+    ] = f"{LEASE:g}s",  # type: ignore[assignment] # typer parses defaults, too
     node_name: Annotated[str, typer.Option(help="Name of this node. Default: host and process.")] = "",
     priority: Annotated[int, typer.Option(help="Priority of this node; lower numbers are preferred.")] = 0,
     wait: Annotated[
-        float | None, typer.Option(help="Time to wait for election, in seconds. Default: no limit.")
+        float | None,
+        typer.Option(parser=seconds, metavar="DURATION", help="Time to wait for election. Default: no limit."),
     ] = None,
     every: Annotated[
         float | None,
@@ -170,7 +173,7 @@ def run(
     cron: Annotated[
         str | None, typer.Option(help='Run it at these times: minute hour day month weekday, such as "0 3 * * *".')
     ] = None,
-    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin. Default: UTC.")] = "",
     bucket: InBucket = BUCKET,
 ) -> None:
     """Run a program while leader, as `flock` runs one under a lock, and exit with its status.

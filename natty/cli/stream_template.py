@@ -10,7 +10,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import ask_if_missing, confirm
+from natty.cli.ask import ask_if_missing, confirm, seconds
 from natty.cli.setting_flags import NOT_OF_A_COPY, document_of, stream_options
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
@@ -134,7 +134,9 @@ def run(
     *,
     nats: dict[str, Any],
     node_name: Annotated[str, typer.Option(help="Name of this node. Default: host and process.")] = "",
-    lease: Annotated[float, typer.Option(help="Time after which a dead leader is replaced, in seconds.")] = LEASE,
+    lease: Annotated[
+        float, typer.Option(parser=seconds, metavar="DURATION", help="Time after which a dead leader is replaced.")
+    ] = f"{LEASE:g}s",  # type: ignore[assignment] # typer parses defaults, too
 ) -> None:
     """Make the streams of all templates until stopped. Run it on any number of nodes: one is elected."""
     try:

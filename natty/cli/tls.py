@@ -31,7 +31,7 @@ def init(
         list[str] | None,
         typer.Option(help="Name or address of the server, besides the loopback's. May be given several times."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates, in days.")] = DEV_DAYS,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity of the certificates, in days.")] = DEV_DAYS,
     force: Annotated[bool, typer.Option("--force", help="Replace existing certificates.")] = False,
 ) -> None:
     """Make a CA, a server's and a client's certificate in FOLDER. The CA's key is not stored: run this again to renew.

@@ -145,8 +145,11 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
 
 
 def datetime_of(time_ns: int) -> datetime:
-    """Return Unix nanoseconds as a datetime in UTC, cut to microseconds. OverflowError beyond the years 1 to 9999."""
-    return _EPOCH + timedelta(microseconds=time_ns // 1000)
+    """Return Unix nanoseconds as a datetime in UTC, cut to microseconds. ValueError if not in the years 1 to 9999."""
+    try:
+        return _EPOCH + timedelta(microseconds=time_ns // 1000)
+    except OverflowError:
+        raise ValueError(f"{time_ns} ns is not a time in the years 1 to 9999") from None
 
 
 def show_time(time_ns: int) -> str:
@@ -155,10 +158,7 @@ def show_time(time_ns: int) -> str:
     ValueError if it is not in the years 1 to 9999.
     """
     seconds, rest = divmod(time_ns, 10**9)
-    try:
-        whole = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
-    except OverflowError:
-        raise ValueError(f"{time_ns} ns is not a time in the years 1 to 9999") from None
+    whole = datetime_of(seconds * 10**9).replace(tzinfo=None).isoformat()
     return f"{whole}.{rest:09d}".rstrip("0").rstrip(".") + "Z"
 
 

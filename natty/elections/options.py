@@ -114,7 +114,7 @@ class ElectionSettings(TypedDict, total=False):
     cron: str | None
     """When to run the work while leading: minute, hour, day, month, weekday. Default None."""
     timezone: str
-    """Time zone of `cron`, such as "Europe/Berlin". Default "UTC"."""
+    """Time zone of `cron`, such as "Europe/Berlin". Default "": UTC."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class ElectionOptions:
     on_stop_overrun: Callable[[], None] | None = None
     every: Seconds | None = None
     cron: str | None = None
-    timezone: str = "UTC"
+    timezone: str = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -163,10 +163,10 @@ class ElectionOptions:
             raise ValueError(f"{self.lease_key!r} is not a key: write letters, digits and - / _ = with dots between")
         if self.cron is not None and self.every is not None:
             raise ValueError(f"every={self.every:g} and cron={self.cron!r} exclude each other; give one of them")
-        if self.cron is None and self.timezone != "UTC":
+        if self.cron is None and self.timezone:
             raise ValueError(f"timezone={self.timezone!r} has no effect without cron")
         if self.cron is not None:
-            Cron(self.cron, self.timezone)
+            Cron(self.cron, self.timezone or "UTC")
 
     @property
     def repeats(self) -> bool:

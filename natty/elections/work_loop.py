@@ -244,7 +244,7 @@ async def last_success(jetstream: JetStream, subjects: Subjects) -> LastRun | No
 
 def _timing_of(options: ElectionOptions) -> Interval | Timetable:
     if options.cron is not None:
-        return Timetable(Cron(options.cron, options.timezone))
+        return Timetable(Cron(options.cron, options.timezone or "UTC"))
     assert options.every is not None, "no work is repeated without it"
     return Interval(options.every)
 

@@ -24,7 +24,7 @@ class TimingSettings(TypedDict, total=False):
     after: float | str
     """Once, so long after now by the server's clock: seconds or text ("5m")."""
     every: float | str
-    """Again and again, each time so long after the last: seconds or text, at least 1 s. Needs nats-server 2.14."""
+    """Again and again, each time so long after the last: whole seconds, or text ("5m"). Needs nats-server 2.14."""
     cron: str
     """Five fields as crontab has them, six with the second first, or "@daily" and the like. Needs nats-server 2.14."""
     timezone: str
@@ -71,7 +71,13 @@ class Timing:
             return _cron(self.cron)
         if self.every is not None:
             seconds = _interval("every", self.every, LEAST_INTERVAL)
-            return f"@every {seconds:.0f}s" if seconds == int(seconds) else f"@every {round(seconds * 1000)}ms"
+            if seconds != int(seconds):
+                raise ValueError(f"every is {seconds:g} s; write whole seconds: servers round others, each in its way")
+            if seconds > LONGEST:
+                raise ValueError(
+                    f"every is {self.every}, more than {show_duration(LONGEST // 1)}, the server's longest"
+                )
+            return f"@every {seconds:.0f}s"
         due = self.due(now_ns)
         if not 0 <= due <= LATEST:
             raise ValueError(f"{self.at or self.after} is outside of the years 1970 to 2262, which the server can hold")
@@ -105,11 +111,13 @@ def _cron(text: str) -> str:
 
 
 def describe(spec: str, timezone: str = "") -> str:
-    """Return a header's value for people: "at 2026-11-23T18:00:00Z", "every 5m", "cron 0 0 3 * * * Europe/Berlin"."""
+    """Return a header's value for people: "at 2026-11-23T18:00:00Z", "every 5m", "cron 0 3 * * * Europe/Berlin"."""
     kind, _, rest = spec.partition(" ")
     if kind == "@every":
         try:
             return f"every {show_duration(parse_duration(rest))}"
         except ValueError:  # another program wrote it: Go's durations are more than ours
             return f"every {rest}"
-    return f"at {rest}" if kind == "@at" else f"cron {spec} {timezone or 'UTC'}"
+    if kind == "@at":
+        return f"at {rest}"
+    return f"cron {rest if kind == '0' else spec} {timezone or 'UTC'}"  # crontab's five fields begin with the minute

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
 
-from natty.config.units import nanoseconds_of, parse_duration, parse_time, show_duration, show_time
+from natty.config.units import datetime_of, nanoseconds_of, parse_duration, parse_time, show_duration, show_time
 from natty.errors import ConfigError
 from natty.names import check_pattern, overlap
 from natty.streams.conversion import ONLY_DURABLE, check_consumer_settings, from_wire
@@ -72,7 +72,7 @@ def time_of(text: str, now: datetime) -> datetime:
 
     It is truncated to microseconds.
     """
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=_ns_of(text, now) // 1000)
+    return datetime_of(_ns_of(text, now))
 
 
 def _ns_of(text: str, now: datetime, *, backwards: bool = False) -> int:

@@ -20,7 +20,7 @@ from natty.config.options import Seconds, make_options
 from natty.config.units import NANOSECONDS, clock, datetime_of, parse_time, show_duration, show_time
 from natty.errors import JetStreamError, PublishError
 from natty.jetstream import JetStream, PubAck, StoredMessage
-from natty.names import check_name, check_pattern, check_subject, covers
+from natty.names import BadNameError, check_name, check_pattern, check_subject, check_text, covers
 from natty.publishing.timing import Timing, TimingSettings, describe
 from natty.streams.contents import MessageNotFoundError, delete_message
 from natty.streams.info import subject_counts
@@ -180,6 +180,7 @@ class Scheduler:
     async def put(self, name: str, target: str, data: bytes = b"", **options: Unpack[ScheduleSettings]) -> PubAck:
         """Store a schedule under a name, which replaces an earlier one of that name; return its ack.
 
+        The name has no dots, or is the `schedule` of an ack: the subject that holds a message that waits. BadNameError.
         PublishError if the stream can't keep it, with the command that changes the stream, and if the server refuses
         it. UnsupportedError from a server that is too old: it would publish at once, on another subject. ValueError and
         TypeError for what can't be a time, and for a header that the server would act on. Otherwise as
@@ -194,6 +195,8 @@ class Scheduler:
             check_subject(one)
         home = await self._home(target, options.timeout)
         subject = subject_of(home.stream, name)
+        if not subject.startswith(f"{PREFIX}.{home.stream}."):
+            raise BadNameError(f"schedule name {name!r} has a dot: write {name.replace('.', '-')!r}, for instance")
         own |= {SPEC: options.write(home.now()), TARGET: target}
         try:
             _check_home(home, subject, target)
@@ -252,6 +255,7 @@ class Scheduler:
 
 def subject_of(stream: str, name: str) -> str:
     """Return the subject that holds a schedule; a name with a dot is that subject itself. BadNameError."""
+    check_text("the schedule's name", name)
     if "." in name:
         check_subject(name)
         return name

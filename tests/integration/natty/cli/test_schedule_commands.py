@@ -38,6 +38,7 @@ def test_schedules_are_made_listed_shown_and_removed(natty_commands, schedule, s
     lines = printed(schedule("ls", stream)).splitlines()
     assert [line.split()[0] for line in lines] == ["name", "soon", "late", "report"]
     assert lines[2].split() == ["late", f"{stream}.a", "at", "2100-01-01T00:00:00Z", "4", "bytes"]
+    assert " ".join(lines[3].split()) == f"report {stream}.b cron 0 3 * * * Europe/Berlin 0 bytes"
     shown = printed(schedule("show", stream, "late"))
     assert shown.startswith(f"late: at 2100-01-01T00:00:00Z, on {stream}.a\n")
     assert shown.endswith("Colour: red\n\nbody\n")
@@ -49,6 +50,11 @@ def test_schedules_are_made_listed_shown_and_removed(natty_commands, schedule, s
     assert (gone.status, gone.err) == (1, "")
     assert gone.out == f"late does not wait in stream {stream}: published, or removed before\nremoved report\n"
     assert "has no schedule late: it was published or canceled" in complaint(schedule("show", stream, "late"))
+
+
+def test_a_name_with_a_dot_is_refused(schedule, stream):
+    said = complaint(schedule("add", "a.b", f"{stream}.a", "1", "--every", "1m"))
+    assert said == "natty: schedule name 'a.b' has a dot: write 'a-b', for instance"
 
 
 def test_removing_asks_first(natty_commands, schedule, stream):
@@ -64,6 +70,8 @@ def test_removing_asks_first(natty_commands, schedule, stream):
         ([], "give one of --at, --after, --every and --cron"),
         (["--at", "tomorrow"], "'tomorrow' is not a time as 2026-11-23T18:00:00Z"),
         (["--at", "2030-01-01T00:00:00"], "has no time zone"),
+        (["--at", "0001-01-01T00:00:00+14:00"], "not a time in the years 1 to 9999"),
+        (["--every", "1500ms"], "every is 1.5 s; write whole seconds"),
         (["--after", "1h", "--every", "1h"], "give one of --at, --after, --every and --cron"),
         (["--after", "soon"], 'write seconds, or text as "30s"'),
         (["--every", "1ms"], "must be at least 1 s"),
@@ -110,6 +118,7 @@ def test_pub_has_a_message_published_later(natty_commands, schedule, stream):
     ("words", "said"),
     [
         (("--at", "tomorrow"), "'tomorrow' is not a time as 2026-11-23T18:00:00Z"),
+        (("--at", "0001-01-01T00:00:00+14:00"), "not a time in the years 1 to 9999"),
         (("--after", "soon"), "soon"),
         (("--after", "1h", "--at", "2100-01-01T00:00:00Z"), "--at and --after exclude each other"),
         (("--after", "1h", "--count", "2"), "it is for a single message"),

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from scheduling import make_scheduling, passed, published, waiting
 
-from natty import MessageNotFoundError, PublishError, StreamNotFoundError, UnsupportedError
+from natty import BadNameError, MessageNotFoundError, PublishError, StreamNotFoundError, UnsupportedError
 from natty.streams import schedules
+from natty.streams.contents import delete_message
 
 SOON = 1.0  # seconds
 
@@ -92,6 +93,21 @@ async def test_a_message_that_waits_is_canceled_and_never_published(natty, strea
     assert [text_of(one) for one in await published(natty, stream, number)] == [*map(str, range(1, number)), "last"]
     with pytest.raises(MessageNotFoundError, match=f"has no schedule {ack.schedule}: it was published or canceled"):
         await natty.scheduler.get(stream, ack.schedule)
+
+
+async def test_cancel_removes_what_replaced_the_message_meanwhile(natty, stream, monkeypatch):
+    """Another program replaces it between the read and the removal."""
+    await natty.schedule("report", f"{stream}.a", b"1", after="1h")
+    replaced = []
+
+    async def late(jetstream, name, sequence):
+        if not replaced:
+            replaced.append(await natty.schedule("report", f"{stream}.a", b"2", after="2h"))
+        return await delete_message(jetstream, name, sequence)
+
+    monkeypatch.setattr(schedules, "delete_message", late)
+    assert await natty.scheduler.cancel(stream, "report") is True
+    assert (len(replaced), await waiting(natty, stream)) == (1, [])
 
 
 async def test_a_schedule_repeats_until_it_is_canceled(natty, stream):
@@ -208,6 +224,22 @@ async def test_what_another_program_scheduled_is_listed_shown_and_canceled_by_it
     assert (found.at, found.target) == (datetime(2100, 1, 1, tzinfo=UTC), f"{name}.a")
     assert await natty.scheduler.cancel(name, f"{name}.later.8") is False
     assert await natty.scheduler.cancel(name, holds) is True
+
+
+@pytest.mark.parametrize("name", ["a.b", "orders.a", "schedules.OTHER.a"])
+async def test_a_name_with_a_dot_is_refused_since_a_subject_is_only_for_what_waits(natty, stream, name):
+    with pytest.raises(BadNameError, match=rf"schedule name '{name}' has a dot: write '{name.replace('.', '-')}'"):
+        await natty.schedule(name, f"{stream}.a", b"", every=60)
+    with pytest.raises(TypeError, match="the schedule's name is 5"):
+        await natty.schedule(5, f"{stream}.a", b"", every=60)
+    assert await waiting(natty, stream, ">") == []
+
+
+async def test_what_waits_is_replaced_by_the_subject_that_its_ack_names(natty, stream):
+    ack = await natty.publish(f"{stream}.a", b"1", after="1h")
+    again = await natty.schedule(ack.schedule, f"{stream}.a", b"2", after="2h")
+    assert again.schedule == ack.schedule
+    assert [schedule.data async for schedule in natty.scheduler.list(stream)] == [b"2"]
 
 
 async def test_thousands_that_wait_are_listed_in_order_also_in_a_work_queue(natty, natty_name):

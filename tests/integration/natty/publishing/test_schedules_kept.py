@@ -91,10 +91,16 @@ async def test_max_age_deletes_no_schedule_of_a_stream_that_allows_ttls_and_the_
     await natty.ensure_stream(name, allow_msg_ttl=True)
     await natty.publish(f"{name}.a", b"1", after=4)
     await natty.schedule("daily", f"{name}.a", b"1", cron="@daily")
-    [one] = await published(natty, name, 1)
+    reading = asyncio.create_task(published(natty, name, 1))
+    await until(lambda: only_daily_waits(natty, name))  # the other was published, or deleted by max_age
+    [one] = await asyncio.wait_for(reading, 10)
     assert one.data == b"1"
     assert "Nats-TTL" not in one.headers
     await until(lambda: only_the_schedule_is_left(natty, name))
+
+
+async def only_daily_waits(natty, name):
+    return await waiting(natty, name) in (["daily"], [])
 
 
 async def only_the_schedule_is_left(natty, name):

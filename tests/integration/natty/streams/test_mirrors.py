@@ -88,6 +88,16 @@ async def test_a_stream_gathers_what_several_hold(natty, origin, natty_name):
     assert [one.kind for one in await copies(natty.jetstream) if one.stream == gathered] == ["source", "source"]
 
 
+async def test_a_source_as_gos_json_has_it_is_the_same_source(natty, origin, natty_name):
+    """Zero values of Go's JSON are those that a server leaves out."""
+    gathered, copy = natty_name("GATHERED"), natty_name("COPY")
+    same = {"name": origin, "opt_start_seq": 0, "opt_start_time": None, "filter_subject": "", "subject_transforms": []}
+    for _ in range(2):
+        await natty.create_stream(gathered, sources=[same])
+        await natty.ensure_stream(gathered, sources=[same])
+        await natty.create_stream(copy, mirror=same)
+
+
 async def test_a_mirror_that_misses_messages_is_not_promoted_unawares(natty, origin):
     mirror = f"{origin}_M"
     await create_mirror(natty.jetstream, mirror, Origin(stream=origin))

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer import BadParameter
 
 import capture
 import natty
 from natty import ConfigError, ConsumeOptions, ElectionOptions, PublisherOptions
+from natty.cli.ask import moment
 from natty.config.settings import resolve
 from natty.config.units import (
+    datetime_of,
     nanoseconds_of,
     parse_duration,
     parse_size,
@@ -23,6 +26,7 @@ from natty.config.units import (
     show_time,
 )
 from natty.groups import JoinOptions
+from natty.streams.consumer import time_of
 from natty.wire.message import publish_headers
 
 
@@ -156,6 +160,17 @@ def test_a_time_without_a_zone_is_read_in_the_one_that_is_given():
     assert parse_time("2026-11-22T15:55:19.000000001", UTC) == 1_795_362_919_000_000_001
     with pytest.raises(ValueError, match="not a time in the years 1 to 9999"):
         show_time(10**21)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_that_its_zone_moves_out_of_the_years_is_a_wrong_value_for_each_reader(text):
+    for read in (lambda: datetime_of(parse_time(text)), lambda: show_time(parse_time(text)), lambda: moment(text)):
+        with pytest.raises((ValueError, BadParameter), match="not a time"):
+            read()
+    with pytest.raises(ValueError, match="not a time in the years 1 to 9999"):
+        time_of(text, datetime.now(UTC))
+    with pytest.raises(ValueError, match="not a time in the years 1 to 9999"):
+        time_of("999999y", datetime.now(UTC))
 
 
 def test_one_function_reads_times_since_those_of_datetime_cut_nanoseconds():

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from natty import Natty, as_leader
 from natty.config.cron import Cron
 from natty.elections import ElectionOptions
 from natty.elections.work_loop import SET_BACK, Interval, Timetable
@@ -125,8 +126,11 @@ def test_a_clock_that_is_set_ahead_makes_the_work_due_once():
         ({"cron": "0 3 * * *", "timezone": "Mars"}, ValueError, "there is no time zone 'Mars' here"),
         ({"timezone": "Europe/Berlin"}, ValueError, "timezone='Europe/Berlin' has no effect without cron"),
         ({"every": 5.0, "timezone": "Europe/Berlin"}, ValueError, "has no effect without cron"),
+        ({"timezone": "UTC"}, ValueError, "timezone='UTC' has no effect without cron"),
+        ({"every": 5.0, "timezone": "UTC"}, ValueError, "timezone='UTC' has no effect without cron"),
     ],
 )
 def test_the_options_of_the_loop_are_checked_at_the_call(options, error, said):
-    with pytest.raises(error, match=said):
-        ElectionOptions(name="job", **options)
+    for call in (ElectionOptions, as_leader, Natty().as_leader):
+        with pytest.raises(error, match=said):
+            call(name="job", **options)

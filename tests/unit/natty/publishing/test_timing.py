@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from natty import ScheduleOptions
+from natty import Schedule, ScheduleOptions
 from natty.publishing.timing import Timing, describe
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -21,7 +21,8 @@ NOON_NS = 1_795_435_200_000_000_000
         ({"after": 0.25}, "@at 2026-11-23T12:00:00.25Z"),
         ({"after": "5m"}, "@at 2026-11-23T12:05:00Z"),
         ({"every": "1h30m"}, "@every 5400s"),
-        ({"every": 1.5}, "@every 1500ms"),
+        ({"every": 90}, "@every 90s"),
+        ({"every": 2.0}, "@every 2s"),
         ({"cron": "0 3 * * *"}, "0 0 3 * * *"),
         ({"cron": " */10  0 3 * jan-mar mon "}, "*/10 0 3 * jan-mar mon"),
         ({"cron": "@daily", "timezone": "Europe/Berlin"}, "@daily"),
@@ -48,6 +49,10 @@ def test_a_time_is_written_as_the_server_reads_it(given, header):
         ({"every": 0.5}, ValueError, "every is 0.5; write a number of seconds.*1 or more"),
         ({"every": "500ms"}, ValueError, "every is 0.5 s and must be at least 1 s"),
         ({"every": True}, TypeError, "every is True"),
+        ({"every": 1.5}, ValueError, "every is 1.5 s; write whole seconds: servers round others"),
+        ({"every": "1500ms"}, ValueError, "every is 1.5 s; write whole seconds"),
+        ({"every": "400y"}, ValueError, "every is 400y, more than 106751d.*, the server's longest"),
+        ({"at": datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))}, ValueError, "outside of the years"),
         ({"cron": "0 3 * *"}, ValueError, "write five fields"),
         ({"cron": "@reboot"}, ValueError, "write five fields"),
         ({"cron": "@every 5 minutes or so"}, ValueError, "write five fields"),
@@ -67,12 +72,21 @@ def test_what_is_not_a_time_is_refused_in_words(given, error, text):
         ("@every 5400s", "", "every 1h30m"),
         ("@every 1h0m0.5s", "", "every 1h0.5s"),
         ("@every -+", "", "every -+"),
-        ("0 0 3 * * *", "", "cron 0 0 3 * * * UTC"),
+        ("0 0 3 * * *", "", "cron 0 3 * * * UTC"),
+        ("*/10 0 3 * * *", "", "cron */10 0 3 * * * UTC"),
+        ("00 0 3 * * *", "", "cron 00 0 3 * * * UTC"),
         ("@daily", "Europe/Berlin", "cron @daily Europe/Berlin"),
     ],
 )
 def test_a_header_is_described_for_people(spec, zone, shown):
     assert describe(spec, zone) == shown
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "soon", ""])
+def test_what_another_program_scheduled_at_no_time_has_none(time):
+    facts = {"timezone": "", "source": "", "ttl": "", "data": b"", "headers": {}, "sequence": 1, "stored": ""}
+    waits = Schedule(stream="S", subject="a", target="b", spec=f"@at {time}", **facts)
+    assert (waits.at, waits.timing) == (None, f"at {time}")
 
 
 @pytest.mark.parametrize("name", ["Nats-Expected-Last-Sequence", "nats-ttl", "Nats-Rollup", "Nats-Schedule-Target"])

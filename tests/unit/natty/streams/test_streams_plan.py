@@ -106,6 +106,42 @@ def test_what_is_the_same_is_no_change():
     assert not Plan("it", missing=True).settled
 
 
+ZEROS = {"opt_start_seq": 0, "opt_start_time": None, "filter_subject": "", "subject_transforms": [], "external": None}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "actual"),
+    [
+        ({"sources": [{"name": "A"} | ZEROS]}, {"sources": [{"name": "A"}]}),
+        ({"sources": [{"name": "A"}]}, {"sources": [{"name": "A"} | ZEROS]}),
+        ({"sources": [{"name": "A", "external": {"api": "x", "deliver": ""}}]},
+         {"sources": [{"name": "A", "external": {"api": "x"}}]}),
+        ({"sources": [{"name": "A", "subject_transforms": [{"src": "a", "dest": ""}]}]},
+         {"sources": [{"name": "A", "subject_transforms": [{"src": "a"}]}]}),
+        ({"mirror": {"name": "A"} | ZEROS}, {"mirror": {"name": "A"}}),
+        ({"mirror": {"name": "A", "external": {"api": "", "deliver": ""}}}, {"mirror": {"name": "A"}}),
+        ({"placement": {"cluster": "", "tags": []}}, {}),
+        ({"republish": {"src": "", "dest": "", "headers_only": False}}, {"republish": None}),
+    ],
+)  # fmt: skip
+def test_a_zero_inside_of_a_setting_is_the_same_as_none(wanted, actual):
+    assert plan("it", wanted, actual, STREAM).settled
+
+
+@pytest.mark.parametrize(
+    ("wanted", "actual"),
+    [
+        ({"sources": [{"name": "A"}]}, {"sources": [{"name": "A", "opt_start_seq": 5}]}),
+        ({"sources": [{"name": "A", "opt_start_seq": 5}]}, {"sources": [{"name": "A"}]}),
+        ({"sources": [{"name": "A"}]}, {"sources": [{"name": "A"}, {"name": "B"}]}),
+        ({"placement": {"cluster": ""}}, {"placement": {"cluster": "east"}}),
+        ({"consumer_limits": {"max_ack_pending": 0}}, {"consumer_limits": {"max_ack_pending": 5}}),
+    ],
+)
+def test_a_zero_differs_from_a_value(wanted, actual):
+    assert not plan("it", wanted, actual, STREAM).settled
+
+
 def test_a_change_says_what_is_what_was_wanted_and_why_it_is_refused():
     planned = plan("it", {"max_age": 2 * 10**9, "max_msgs": 5}, {"max_age": 3 * 10**9, "max_msgs": 4}, STREAM)
     assert [str(one) for one in planned.changes] == [
