@@ -16,7 +16,7 @@ from natty.consuming.consume import Consumption
 from natty.consuming.dead_letters import LETTERS, LetterBox
 from natty.consuming.handler import Handler
 from natty.consuming.messaging import MAX_BYTES, MAX_MESSAGES, CoreMessage, CoreSubscription, Respond, Responder
-from natty.consuming.options import ConsumeOptions, ConsumeSettings
+from natty.consuming.options import OF_CONSUMERS, ConsumeOptions, ConsumeSettings
 from natty.elections import (
     BUCKET,
     Election,
@@ -300,7 +300,7 @@ class Natty:
         `handler` takes a message, its body by annotation, or both; see `Handler`. `consumer` has the settings of a new
         consumer (`filter_subjects`, `ack_wait`, …). Options: `ConsumeSettings`.
         """
-        chosen = make_options(ConsumeOptions, "consume", options)
+        chosen = make_options(ConsumeOptions, "consume", options, OF_CONSUMERS)
         return Consumption(self.jetstream, stream, durable, handler, chosen, consumer)
 
     def pull(self, stream: str, durable: str, **options: Unpack[PullSettings]) -> Pull:

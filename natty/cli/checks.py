@@ -11,7 +11,7 @@ from typing import Any
 from natty.config.units import NANOSECONDS
 from natty.names import overlap
 from natty.streams.account import usage
-from natty.streams.schedules import PREFIX
+from natty.streams.changes import SCHEDULES
 from natty.wire.servers import NEEDS, text_of
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks
@@ -90,10 +90,10 @@ def check_schedules(streams: Iterable[Mapping[str, Any]], consumers: Iterable[Ma
     for one in consumers:
         stream, config = one["stream_name"], one["config"]
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-        if stream in queues and any(overlap(f"{PREFIX}.{stream}.>", pattern) for pattern in filters):
+        if stream in queues and any(overlap(f"{SCHEDULES}.{stream}.>", pattern) for pattern in filters):
             text = (
-                f"consumer {one['name']} of stream {stream} gets {PREFIX}.{stream}.>, too: its ack removes what waits"
-                " to be published; give it a filter without these subjects"
+                f"consumer {one['name']} of stream {stream} gets {SCHEDULES}.{stream}.>, too: its ack removes what"
+                " waits to be published; give it a filter without these subjects"
             )
             findings.append(Finding("schedules", Status.WARN, text))
     return findings

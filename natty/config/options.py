@@ -46,12 +46,17 @@ ServerSeconds = Annotated[float, Range(0, LONGEST, above=True)]
 """Seconds, more than 0, that a request to the server holds."""
 
 
-def make_options(kind: Callable[..., T], call: str, given: Mapping[str, object]) -> T:
-    """Return the options object of a call. TypeError for an unknown name, with the nearest one."""
-    known = _hints(kind)
+def make_options(
+    kind: Callable[..., T], call: str, given: Mapping[str, object], elsewhere: Mapping[str, str] | None = None
+) -> T:
+    """Return the options object of a call. TypeError for an unknown name, with the nearest one.
+
+    `elsewhere` has names of settings that another call takes, and the end of the sentence for each.
+    """
+    known, others = _hints(kind), elsewhere or {}
     for name in given:
         if name not in known:
-            raise TypeError(f"{call}() has no option {name}{did_you_mean(name, [*known])}")
+            raise TypeError(f"{call}() has no option {name}{others.get(name) or did_you_mean(name, [*known])}")
     return kind(**given)
 
 

@@ -11,8 +11,15 @@ from natty.config.options import Count, CountOrZero, Seconds, SecondsOrZero, che
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.reports import OnError, check_on_error
 from natty.pulling.requests import PullOptions
+from natty.streams.schema import ConsumerConfig
 from natty.wire.message import Message
 
+OF_CONSUMERS = {
+    name: f': it is a setting of the consumer; pass consumer={{"{name}": …}} for a new one, or change an existing one'
+    " with `natty consumer edit`"
+    for name in ConsumerConfig.__annotations__
+}
+"""Settings that `consume` takes as `consumer`, and the end of the sentence about each."""
 OrderedBy = str | Callable[[Message], Hashable] | None
 """The key by which messages wait for each other: "subject", "header:NAME", a function of the message, or None.
 

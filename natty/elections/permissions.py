@@ -16,7 +16,7 @@ from natty.consuming.dead_letters.streams import ADVISORIES, LETTERS
 from natty.elections.options import BUCKET
 from natty.elections.record import Subjects, republish_subject
 from natty.jetstream import OWN_API
-from natty.streams.schedules import PREFIX as SCHEDULES
+from natty.streams.changes import SCHEDULES
 
 INBOX = "_INBOX"
 

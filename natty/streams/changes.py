@@ -14,6 +14,8 @@ from typing import Any
 
 from natty.names import covers
 
+SCHEDULES = "schedules"
+"""First token of the subjects that hold our schedules; the second is the stream, the third the schedule's name."""
 NEVER_CHANGED = "the server never changes it"
 OLDER = "messages beyond it are deleted"
 IN_USE = "clients that use it fail"
@@ -81,7 +83,9 @@ def subjects(have: Any, want: Any) -> tuple[Risk, str]:
     """More or wider subjects are safe."""
     lost = [old for old in have or [] if not covers(want, old)]
     if lost:
-        return Risk.DESTRUCTIVE, f"messages on {', '.join(lost)} would not be stored any more"
+        later = any(one.startswith(f"{SCHEDULES}.") for one in lost)
+        more = ", and the stream could hold nothing that is published later" if later else ""
+        return Risk.DESTRUCTIVE, f"messages on {', '.join(lost)} would not be stored any more{more}"
     return Risk.SAFE, ""
 
 

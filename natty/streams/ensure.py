@@ -335,6 +335,7 @@ def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -
     if any(one.risk is Risk.FIXED for one in refused):
         text += f" To change a fixed setting: {target.anew}."
     if any(one.risk is Risk.DESTRUCTIVE for one in refused):
+        text += " To keep it as it is, name the same values in your program."
         called = f"{target.ensure}, allow_destructive=True)"
         text += f" To change it anyway: `natty stream apply --allow-destructive`, or `{called}`."
     if any(one.risk is Risk.SAFE for one in refused):

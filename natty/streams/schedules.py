@@ -22,13 +22,12 @@ from natty.errors import JetStreamError, PublishError
 from natty.jetstream import JetStream, PubAck, StoredMessage
 from natty.names import BadNameError, check_name, check_pattern, check_subject, check_text, covers
 from natty.publishing.timing import Timing, TimingSettings, describe
+from natty.streams.changes import SCHEDULES
 from natty.streams.contents import MessageNotFoundError, delete_message
 from natty.streams.info import subject_counts
 from natty.wire.background import map_concurrently
 from natty.wire.message import MESSAGE_ID, TTL, Headers, publish_headers
 
-PREFIX = "schedules"
-"""First token of the subjects that hold our schedules; the second is the stream, the third the schedule's name."""
 LATER = "publishing later"  # in `servers.NEEDS`
 REPEATING = "a repeating schedule"
 KEPT_FOR = 60.0  # seconds until a stream's configuration and the server's time are read again
@@ -103,7 +102,7 @@ class Schedule:
     @property
     def name(self) -> str:
         """Its name; if another program made it under another subject, this subject."""
-        prefix = f"{PREFIX}.{self.stream}."
+        prefix = f"{SCHEDULES}.{self.stream}."
         rest = self.subject.removeprefix(prefix)
         return rest if rest != self.subject and "." not in rest else self.subject
 
@@ -195,7 +194,7 @@ class Scheduler:
             check_subject(one)
         home = await self._home(target, options.timeout)
         subject = subject_of(home.stream, name)
-        if not subject.startswith(f"{PREFIX}.{home.stream}."):
+        if not subject.startswith(f"{SCHEDULES}.{home.stream}."):
             raise BadNameError(f"schedule name {name!r} has a dot: write {name.replace('.', '-')!r}, for instance")
         own |= {SPEC: options.write(home.now()), TARGET: target}
         try:
@@ -212,7 +211,7 @@ class Scheduler:
 
         Each is read from the stream's leader; no consumer is made. StreamNotFoundError.
         """
-        pattern = check_pattern(subjects) if subjects else f"{PREFIX}.{stream}.>"
+        pattern = check_pattern(subjects) if subjects else f"{SCHEDULES}.{stream}.>"
         counts, _ = await subject_counts(self._jetstream, check_name("stream", stream), pattern)
         waiting = sorted(counts)
         for start in range(0, len(waiting), AT_ONCE):
@@ -259,7 +258,7 @@ def subject_of(stream: str, name: str) -> str:
     if "." in name:
         check_subject(name)
         return name
-    return f"{PREFIX}.{stream}.{check_name('schedule', name)}"
+    return f"{SCHEDULES}.{stream}.{check_name('schedule', name)}"
 
 
 def _missing(config: dict[str, Any], subject: str) -> list[str]:
@@ -284,7 +283,8 @@ def _check_home(home: _Home, subject: str, target: str) -> None:
     if missing := _missing(home.config, subject):
         raise PublishError(
             f"stream {home.stream} can't hold the schedule {subject}. Once: `natty stream edit {home.stream}"
-            f" {' '.join(missing)}`",
+            f" {' '.join(missing)}`. Name the same in the programs that call ensure_stream, and give consumers a"
+            " filter: see docs/publish-later.md",
             subject=target,
         )
 

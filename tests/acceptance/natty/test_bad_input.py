@@ -152,7 +152,8 @@ def test_a_stream_with_another_configuration(shell, stream, tmp_path):
     said = told(shell.run("runpy", "ensure.py", stream))
     assert said == (
         f"stream {stream} exists with another configuration: subjects is ['{stream}.*'], wanted ['other.*']"
-        f" (destructive: messages on {stream}.* would not be stored any more). Nothing was changed. To change it"
+        f" (destructive: messages on {stream}.* would not be stored any more). Nothing was changed. To keep it as"
+        " it is, name the same values in your program. To change it"
         f' anyway: `natty stream apply --allow-destructive`, or `ensure_stream("{stream}", …, allow_destructive=True)`.'
     )
 

@@ -31,6 +31,10 @@ CALLS = {
         lambda client: client.consume("ORDERS", "w", print, concurency=3),
         r"consume\(\) has no option concurency; did you mean concurrency",
     ),
+    "consume with a setting of the consumer": (
+        lambda client: client.consume("ORDERS", "w", print, filter_subjects=["orders.>"]),
+        r"consume\(\) has no option filter_subjects: it is a setting of the consumer; pass consumer={\"filter",
+    ),
     "pull with text": (lambda client: client.pull("ORDERS", "w", expires="10s"), "expires is '10s'; write a number of"),
     "watch with text": (lambda client: client.watch("b", heartbeat="5"), "heartbeat is '5'; write a number of seconds"),
     "a key that is a number": (lambda client: client.put("b", 1, b""), "the key's name is 1; write text"),

@@ -5,6 +5,9 @@ import json
 import pytest
 from commands import complaint, printed
 
+from natty import StreamExistsError
+from natty.wire.lifetime import start
+
 
 @pytest.fixture
 def schedule(natty_commands):
@@ -50,6 +53,34 @@ def test_schedules_are_made_listed_shown_and_removed(natty_commands, schedule, s
     assert (gone.status, gone.err) == (1, "")
     assert gone.out == f"late does not wait in stream {stream}: published, or removed before\nremoved report\n"
     assert "has no schedule late: it was published or canceled" in complaint(schedule("show", stream, "late"))
+
+
+def test_a_stream_with_a_consumer_begins_to_publish_later_as_the_docs_say(natty_commands, schedule, stream):
+    """docs/publish-later.md: the stream, its consumers, and then the programs that make them."""
+    before, after = [f"{stream}.>"], [f"{stream}.>", f"schedules.{stream}.>"]
+    printed(natty_commands("consumer", "add", stream, "mailer", "--defaults"))
+    switch_on(natty_commands, schedule, stream)
+    printed(natty_commands("consumer", "edit", stream, "mailer", "--filter", f"{stream}.>", "--force"))
+
+    async def old_program(natty):
+        await natty.ensure_stream(stream, subjects=before)
+
+    async def new_program(natty):
+        await natty.ensure_stream(stream, subjects=after, allow_msg_schedules=True)
+        for durable in ("mailer", "new"):
+            consumption = natty.consume(stream, durable, print, consumer={"filter_subjects": before})
+            running = await start(consumption.run(), consumption.ready)
+            consumption.stop()
+            await running
+        await natty.publish(f"{stream}.a", b"1", after="1h")
+
+    with pytest.raises(StreamExistsError) as refused:
+        natty_commands.served(old_program)
+    assert (
+        f"messages on schedules.{stream}.> would not be stored any more, and the stream could hold nothing that is"
+        " published later). Nothing was changed. To keep it as it is, name the same values in your program. To change"
+    ) in str(refused.value)
+    natty_commands.served(new_program)
 
 
 def test_a_name_with_a_dot_is_refused(schedule, stream):

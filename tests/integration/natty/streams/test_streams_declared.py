@@ -35,6 +35,7 @@ async def test_a_stream_with_other_settings_is_refused_and_left_as_it_is(natty, 
         f"stream {stream} exists with another configuration: max_age is 3600 s, wanted 60 s (destructive: messages"
         f" beyond it are deleted); subjects is ['{stream}.>'], wanted ['other'] (destructive: messages on"
         f" {stream}.> would not be stored any more). Nothing was changed."
+        " To keep it as it is, name the same values in your program."
         " To change it anyway: `natty stream apply --allow-destructive`, or"
         f' `ensure_stream("{stream}", …, allow_destructive=True)`.'
     )

@@ -155,7 +155,14 @@ def test_a_change_says_what_is_what_was_wanted_and_why_it_is_refused():
 
 def test_the_subjects_that_would_be_lost_are_named():
     planned = plan("it", {"subjects": ["a", "c.>"]}, {"subjects": ["a", "b", "c.*", "d"]}, STREAM)
-    assert "messages on b, d would not be stored any more" in str(planned.changes[0])
+    assert str(planned.changes[0]).endswith("messages on b, d would not be stored any more)")
+
+
+def test_subjects_that_hold_schedules_are_said_to_be_needed_to_publish_later():
+    planned = plan("it", {"subjects": ["a"]}, {"subjects": ["a", "schedules.IT.>"]}, STREAM)
+    assert "schedules.IT.> would not be stored any more, and the stream could hold nothing that is published later" in (
+        str(planned.changes[0])
+    )
 
 
 def test_only_the_named_settings_change_in_what_is_written():
