@@ -248,8 +248,8 @@ class Natty:
     def on_publish_error(self, callback: Callback) -> Callback:
         """Call `callback(error)` for every message of `publish_async` that is not stored; usable as a decorator.
 
-        `def` is called on the event loop and must not block; `async def` runs as a task, up to 10 s. If it raises, that
-        is logged and the error is kept for `publish_errors`. `outbox.counts` counts.
+        `def` is called on the event loop and must not block; `async def` runs as a task, one error after another, up to
+        10 s each. If it raises, that is logged and the error is kept for `publish_errors`. `outbox.counts` counts.
         """
         return self.outbox.errors.call(callback)
 

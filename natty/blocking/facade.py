@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -115,7 +116,8 @@ class Natty(Facade):
     def close(self) -> None:
         """Close the client like `natty.Natty.close`, and end its thread. Idempotent; does nothing after a fork.
 
-        RuntimeError if a handler of this client calls it: call `stop` of the `Running` that `consume` returned.
+        RuntimeError if a handler of this client calls it: call `stop` of the `Running` that `consume` returned. So it
+        does in `on_publish_error`: let the program's own thread close the client.
         """
         loop = self._loop
         if loop is None or not loop.is_ours:
@@ -124,6 +126,8 @@ class Natty(Facade):
             raise RuntimeError(
                 "a handler can't close its own client: call stop() of the object that consume() returned"
             )
+        if self._inner.outbox.errors.is_called_by_its_own:
+            raise RuntimeError("on_publish_error can't close its own client: return, and let the program close it")
         atexit.unregister(self.close)
         try:
             with suppress(ConnectionClosedError):  # another thread was faster
@@ -136,13 +140,15 @@ class Natty(Facade):
     publish_async = Method(client.Natty.publish_async)
 
     def on_publish_error(self, callback: Callback) -> Callback:
-        """Call `callback(error)` in a thread for every message of `publish_async` that is not stored.
+        """Call `callback(error)` in a thread for every message of `publish_async` that is not stored, one by one.
 
-        It may use the client. If it raises or takes longer than 10 s, the error is kept for `publish_errors`.
+        It may use the client, except `close`. If it raises or takes longer than 10 s, the error is kept for
+        `publish_errors`.
         """
+        threads = ThreadPoolExecutor(1, "natty on_publish_error")  # a call that hangs must not keep others' threads
 
         async def call(error: PublishError) -> None:
-            await run_in_thread(None, callback, error)
+            await run_in_thread(threads, callback, error)
 
         async def begin() -> None:
             self._inner.on_publish_error(call)

@@ -62,7 +62,7 @@ class Failures:
         self.undecodable += messages if isinstance(error, BodyError) else 0
 
     def report(self, messages: Iterable[Message], error: BaseException, step: NextStep) -> None:
-        """Have an error reported by the next `reports.send`."""
+        """Count messages that are handed back, and have the error reported by the next `reports.send`."""
         for message in messages:
             self.handed_back += step.action == "handed_back"
             self.reports.add(message, error, step)

@@ -117,12 +117,14 @@ class Reports:
             await answer
 
     async def close(self) -> None:
-        """Send what waits, within LAST_REPORTS seconds; log how many reports are left then."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_REPORTS):
-                await self.send()
-        if self.waiting:
-            self.failed += len(self.waiting)
-            self._log.warning("%d errors were not reported to on_error, which took too long", len(self.waiting))
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        """Send what waits, within LAST_REPORTS seconds; log how many reports are left then, or if it is cancelled."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_REPORTS):
+                    await self.send()
+        finally:
+            if self.waiting:
+                self.failed += len(self.waiting)
+                self._log.warning("%d errors were not reported to on_error: no time was left", len(self.waiting))
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)

@@ -466,13 +466,14 @@ class Work:
                 await self._call([turn.message for turn in turns])
         except asyncio.CancelledError as error:
             if task.cancelling():
-                self._report_stop(turns, error, again=task in self._cut and not turns[0].stint.over)
+                step = self._step_after_stop(turns, task)
+                self.failures.report([turn.message for turn in turns if not turn.message.settled], error, step)
                 raise
-            await self._fail(turns, error)  # the handler awaited something that was cancelled
+            await self._fail(turns, error, task)  # the handler awaited something that was cancelled
         except ThreadsEndedError:
             raise  # the handler has not begun
         except Exception as error:
-            await self._fail(turns, error)
+            await self._fail(turns, error, task)
         else:
             self.handled += len(turns)
             if turns[0].stint.leased and not turns[0].stint.lasts() and task not in self._cut:
@@ -535,19 +536,34 @@ class Work:
         else:
             self._lanes.again(turns)
 
-    def _report_stop(self, turns: list[Delivery], error: BaseException, *, again: bool) -> None:
-        """Report a handler that was stopped; `again`: it is called again here as soon as its stint allows it."""
-        step = NextStep(action="retry", delay=0.0) if again else NextStep(action="handed_back")
-        self.failures.report([turn.message for turn in turns if not turn.message.settled], error, step)
+    def _step_after_stop(self, turns: list[Delivery], task: object) -> NextStep:
+        """Return what happens to a lot whose task was stopped; after a fence, it is handled here again."""
+        again = task in self._cut and not turns[0].stint.over
+        return NextStep(action="retry", delay=0.0) if again else NextStep(action="handed_back")
 
-    async def _fail(self, turns: list[Delivery], error: BaseException) -> None:
+    async def _decide(self, turns: list[Delivery], error: BaseException, task: object) -> dict[Delivery, NextStep]:
+        """Return what happens to each message. If a stop comes meanwhile, report all, and leave the unsettled ones."""
+        steps: dict[Delivery, NextStep] = {}
+        try:
+            for turn in turns:
+                ours = turn.message.settled or turn.stint.lasts()
+                steps[turn] = await self.failures.decide(turn, error) if ours else NextStep(action="handed_back")
+        except asyncio.CancelledError:
+            stopped = self._step_after_stop(turns, task)
+            for turn in [*turns]:
+                step = steps.get(turn) or (NextStep(action="settled") if turn.message.settled else stopped)
+                self.failures.report([turn.message], error, stopped if step.action == "retry" else step)
+                if step.action in ("dead_letter", "settled"):
+                    turns.remove(turn)
+                    turn.stint.receipts.finish(turn.message)
+            raise
+        return steps
+
+    async def _fail(self, turns: list[Delivery], error: BaseException, task: object) -> None:
         """Try each message again after its next delay; bury it after its last delay, or if it can never succeed."""
         failures, handed_back = self.failures, NextStep(action="handed_back")
         failures.count(len(turns), error)
-        steps = {
-            turn: await failures.decide(turn, error) if turn.message.settled or turn.stint.lasts() else handed_back
-            for turn in turns
-        }
+        steps = await self._decide(turns, error, task)
         left = [turn for turn, step in steps.items() if step.action == "retry"]
         here = bool(left) and left[0].key is not None and not left[0].stint.over
         for turn in left:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from cachetools import TTLCache
@@ -31,7 +31,7 @@ class OutboxOptions(PublisherOptions):
 
     idle: Seconds = 60.0  # seconds without a message after which a subject is forgotten
     max_subjects: Count = 10_000  # remembered
-    max_errors: Count = 10_000  # unread, before no more messages are taken
+    max_errors: Count = 10_000  # that wait for a reader or the callback, before no more messages are taken
 
 
 class PublishErrors:
@@ -46,7 +46,13 @@ class PublishErrors:
         self._over = False
 
     def __len__(self) -> int:
-        return len(self._unread)
+        """Return how many errors wait for the callback or for a reader."""
+        return len(self._unread) + (len(self._reporter.waiting) if self._reporter is not None else 0)
+
+    @property
+    def is_called_by_its_own(self) -> bool:
+        """Whether the caller, in any task or thread, is part of a call of the callback."""
+        return self._reporter is not None and self._reporter.is_called_by_its_own
 
     def add(self, error: PublishError) -> None:
         """Pass the error to the callback, or keep it. It is also kept if the callback fails."""
@@ -61,7 +67,9 @@ class PublishErrors:
 
     def call(self, callback: Callback) -> Callback:
         """Call `callback` with every error from now on, first with those that wait; usable as a decorator."""
-        self._reporter = Reporter(callback, self._keep)
+        if self._reporter is None:
+            self._reporter = Reporter(callback, self._keep, "on_publish_error", "for publish_errors()")
+        self._reporter.callback = callback
         waiting, self._unread = self._unread, deque()
         for error in waiting:
             self.add(error)
@@ -93,7 +101,7 @@ class PublishErrors:
         if not self._unread or self._readers:
             return
         first = self._unread[0]
-        text = f"{len(self)} messages published in the background were not stored; the first: {first}"
+        text = f"{len(self._unread)} messages published in the background were not stored; the first: {first}"
         self._unread.clear()
         if raises:
             raise PublishError(text, subject=first.subject, msg_id=first.msg_id, data=first.data) from first
@@ -259,7 +267,8 @@ class Outbox:
             raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
         if len(self.errors) >= self.options.max_errors:
             raise PublishError(
-                f"{len(self.errors)} publish errors are unread: read publish_errors(), or set on_publish_error",
+                f"{len(self.errors)} publish errors are unread: read publish_errors(), or set an on_publish_error that"
+                " keeps up with them",
                 subject=subject,
                 msg_id=msg_id,
             )
@@ -288,7 +297,7 @@ class Outbox:
         if self._closed:
             raise ConnectionClosedError("the client was closed meanwhile: it publishes nothing more")
         opened = AsyncExitStack()
-        publisher = Publisher(self._jetstream, stream, self.options, on_failure=self._on_failure)
+        publisher = Publisher(self._jetstream, stream, replace(self.options, on_error=self._on_failure))
         await opened.enter_async_context(publisher)
         sender = self._senders[stream] = _Sender(stream, publisher, opened)
         if self._timer is None:

@@ -120,27 +120,22 @@ class Publisher:
 
     Each message is stored, or becomes a PublishError that names it. `flush` (and the end of the block) raises an error
     for the first of them, `failures` holds all. With `options.on_error`, that is called with each instead;
-    `failures` then holds those with which it raised. (`on_failure` replaces both, and must not raise.) A message with a
-    `msg_id` that is in doubt (lost ack, lost connection) is sent again and stored once; one without becomes an error,
-    because sending it again might store it twice. No other stream stores them: `Nats-Expected-Stream` is on the first
-    message of a fast batch, and on each message that the stream's subjects did not cover when the publisher was opened.
-    Fast ingest: ADR-50 (nats-server 2.14, a stream with `allow_batched`).
+    `failures` then holds those with which it failed. A message with a `msg_id` that is in doubt (lost ack, lost
+    connection) is sent again and stored once; one without becomes an error, because sending it again might store it
+    twice. No other stream stores them: `Nats-Expected-Stream` is on the first message of a fast batch, and on each
+    message that the stream's subjects did not cover when the publisher was opened. Fast ingest: ADR-50 (nats-server
+    2.14, a stream with `allow_batched`).
     """
 
-    def __init__(
-        self,
-        jetstream: JetStream,
-        stream: str,
-        options: PublisherOptions | None = None,
-        *,
-        on_failure: Callable[[PublishError], None] | None = None,
-    ) -> None:
+    def __init__(self, jetstream: JetStream, stream: str, options: PublisherOptions | None = None) -> None:
         self.stream, self.options = stream, options or PublisherOptions()
         self.stored = self.failed = self.duplicates = 0
         self.failures: list[PublishError] = []
         self.subjects: tuple[str, ...] = ()  # of the stream, as it was when this publisher was opened
-        self._reporter = Reporter(self.options.on_error, self.failures.append) if self.options.on_error else None
-        self._on_failure = on_failure or (self._reporter.report if self._reporter else self.failures.append)
+        self._reporter: Reporter | None = None
+        if (on_error := self.options.on_error) is not None:
+            self._reporter = Reporter(on_error, self.failures.append, f"on_error of {stream}", "in publisher.failures")
+        self._on_failure = self._reporter.report if self._reporter else self.failures.append
         self._traced = tracing.trace_create(stream)
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False

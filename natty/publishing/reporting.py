@@ -5,53 +5,117 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar, copy_context
 
 from natty.errors import PublishError
 
 logger = logging.getLogger("natty.outbox")
 
-CALL_TIMEOUT = 10.0  # seconds that an `async def` callback may take with one error
+CALL_TIMEOUT = 10.0  # seconds that one call of an `async def` callback may take
 
 OnPublishError = Callable[[PublishError], object]
 """Called with each message that is not stored, on the event loop: `def` at once, and must not block; `async def` in a
-task, for up to CALL_TIMEOUT seconds."""
+task, one call after another, each for up to CALL_TIMEOUT seconds."""
+
+_during: ContextVar[PublishError | None] = ContextVar("natty_publish_error", default=None)
 
 
 class Reporter:
-    """Calls `callback` with errors. If it raises or takes too long, that is logged, and `keep` gets the error."""
+    """Calls `callback` with errors. If a call raises or takes too long, that is logged, and `keep` gets the error.
 
-    def __init__(self, callback: OnPublishError, keep: Callable[[PublishError], None]) -> None:
-        self._callback, self._keep = callback, keep
-        self._tasks: set[asyncio.Task[None]] = set()
+    `waiting` are calls of an `async def` that have not begun. `name` and `kept` name the callback, and where the errors
+    are kept, in the log.
+    """
+
+    def __init__(self, callback: OnPublishError, keep: Callable[[PublishError], None], name: str, kept: str) -> None:
+        self.callback = callback
+        self.waiting: deque[tuple[PublishError, Awaitable[object]]] = deque()
+        self._keep, self._name, self._kept = keep, name, kept
+        self._context = copy_context()
+        self._current: tuple[PublishError, Awaitable[object], asyncio.Task[None]] | None = None
+        self._ended = 0  # calls that were in `waiting`
+        self._settling = 0  # callers of `settle`
 
     def __repr__(self) -> str:
-        return f"Reporter({len(self._tasks)} calls under way)"
+        return f"Reporter({self._name}, {len(self.waiting)} waiting)"
+
+    @property
+    def is_called_by_its_own(self) -> bool:
+        """Whether the caller, in any task or thread, is part of the call that is under way."""
+        return self._current is not None and self._current[0] is _during.get()
 
     def report(self, error: PublishError) -> None:
         """Call the callback with an error. Never raises an error of the callback."""
         try:
-            answer = self._callback(error)
-        except Exception:
-            self._fail(error)
+            answer = self.callback(error)
+        except Exception as fault:
+            self._fail(error, fault)
             return
         if inspect.isawaitable(answer):
-            task = asyncio.ensure_future(self._finish(answer, error))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.waiting.append((error, answer))
+            self._begin()
 
-    async def _finish(self, answer: Awaitable[object], error: PublishError) -> None:
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT):
-                await answer
-        except (Exception, asyncio.CancelledError):
-            self._fail(error)
+    def _begin(self) -> None:
+        """Begin the next call, unless one is under way."""
+        if self.waiting and self._current is None:
+            error, answer = self.waiting.popleft()
+            call = asyncio.get_running_loop().create_task(_call(error, answer), context=self._context.copy())
+            self._current = error, answer, call
+            call.add_done_callback(self._end)
 
-    def _fail(self, error: PublishError) -> None:
-        logger.exception("on_publish_error failed; the error is kept for publish_errors(): %s", error)
+    def _end(self, call: asyncio.Task[None]) -> None:
+        assert self._current is not None, "`_begin` has set it, and begins no other call before this one has ended"
+        error, answer, _ = self._current
+        self._current = None
+        self._ended += 1
+        fault = asyncio.CancelledError() if call.cancelled() else call.exception()
+        if fault is not None:
+            self._fail(error, fault)
+        loop_ends = call.cancelled() and call.cancelling() > 0
+        if loop_ends or (self._settling and isinstance(fault, TimeoutError)):
+            _drop(answer)
+            self._keep_waiting()
+        self._begin()
+
+    def _fail(self, error: PublishError, fault: BaseException) -> None:
+        logger.error("%s failed; the error is kept %s: %s", self._name, self._kept, error, exc_info=fault)
         self._keep(error)
 
+    def _keep_waiting(self) -> None:
+        if self.waiting:
+            text = "%s was not called with %d more errors; they are kept %s; the first: %s"
+            logger.error(text, self._name, len(self.waiting), self._kept, self.waiting[0][0])
+        while self.waiting:
+            error, answer = self.waiting.popleft()
+            _drop(answer)
+            self._ended += 1
+            self._keep(error)
+
     async def settle(self) -> None:
-        """Return when all calls that are under way have ended; at once if one of them calls this."""
-        while self._tasks and asyncio.current_task() not in self._tasks:
-            await asyncio.wait(self._tasks)
+        """Return when the calls with all errors so far have ended; at once if one of them calls this.
+
+        If a call takes too long meanwhile, the errors behind it are kept: a caller does not wait for that many calls.
+        """
+        if self.is_called_by_its_own:
+            return
+        last = self._ended + len(self.waiting) + (self._current is not None)
+        self._settling += 1
+        try:
+            while self._current is not None and self._ended < last:
+                await asyncio.wait({self._current[2]})
+        finally:
+            self._settling -= 1
+
+
+async def _call(error: PublishError, answer: Awaitable[object]) -> None:
+    _during.set(error)
+    async with asyncio.timeout(CALL_TIMEOUT):
+        await answer
+
+
+def _drop(answer: Awaitable[object]) -> None:
+    """End a call that has not begun."""
+    if inspect.iscoroutine(answer):
+        answer.close()

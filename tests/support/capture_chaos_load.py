@@ -63,8 +63,8 @@ class Load:
         self.refused = set()  # numbers of messages that were not acknowledged: stored or not
 
     async def run(self, natty):
-        options = PublisherOptions(give_up=4 * PATIENCE)
-        async with Publisher(natty.jetstream, self.stream, options, on_failure=self._not_acknowledged) as publisher:
+        options = PublisherOptions(give_up=4 * PATIENCE, on_error=self._not_acknowledged)
+        async with Publisher(natty.jetstream, self.stream, options) as publisher:
             began = time.monotonic()
             while not self.ending or self.published < self.messages:
                 due = max(1.0, self.rate * (time.monotonic() - began))

@@ -156,6 +156,25 @@ async def test_a_handler_that_a_stop_cancels_is_reported_as_handed_back(natty, n
     assert (await info(natty, stream))["num_redelivered"] <= 1
 
 
+async def test_a_failure_whose_dead_letter_a_stop_cuts_short_is_reported_as_handed_back(
+    natty, natty_name, start, monkeypatch
+):
+    stream, told, begun = await fill(natty, natty_name("CUT"), 1), Told(), asyncio.Event()
+    more = options(stream, retries=(), shutdown_timeout=0.0, consumer=HANDED_BACK)
+    consumption, task = start(stream, fail, on_error=told, **more)
+
+    async def bury(*arguments, **more):
+        begun.set()
+        await asyncio.sleep(NEVER)
+
+    monkeypatch.setattr(consumption._work.letters, "bury", bury)
+    await begun.wait()
+    consumption.stop()
+    await task
+    assert told.calls == [(b"0", LookupError, "handed back")]
+    assert (consumption.counts["failed"], consumption.counts["handed_back"]) == (1, 1)
+
+
 async def test_a_dead_letter_that_can_not_be_stored_is_reported_with_the_reason(natty, natty_name, start, monkeypatch):
     stream, told = await fill(natty, natty_name("FULL"), 1), Told()
     consumption, _ = start(stream, fail, on_error=told, **options(stream, retries=()))

@@ -279,8 +279,7 @@ async def test_a_failed_message_of_a_publisher_is_shown(natty, natty_name):
     await natty.ensure_stream(name, subjects=[f"{name}.*"], max_msgs=1, discard="new")
     failures = []
     async with telemetry.serve(natty, ANY) as port:
-        async with natty.publisher(name, path="window", ack_timeout=PATIENCE) as publisher:
-            publisher._on_failure = failures.append
+        async with natty.publisher(name, path="window", ack_timeout=PATIENCE, on_error=failures.append) as publisher:
             for _ in range(3):
                 await publisher.publish(f"{name}.x", b"")
         shown = await figures(port)
