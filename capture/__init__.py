@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `X as X` exports a name
+    from capture.config.load import load as load
     from capture.errors import (
         AlreadyStoredError as AlreadyStoredError,
         CaptureError as CaptureError,
@@ -34,10 +35,12 @@ if TYPE_CHECKING:  # `X as X` exports a name
         StoreUnfitError as StoreUnfitError,
         StoreUnreadableError as StoreUnreadableError,
     )
+    from capture.node.node import Node as Node
     from capture.reading.read import read as read, read_batches as read_batches
     from capture.restoring.restore import restore as restore
 else:  # the same names, each imported when it is first used (PEP 562)
     _HOMES = {
+        "capture.config.load": "load",
         "capture.errors": """
             AlreadyStoredError CaptureError CipherError CompactionError ConfigError DataLossError FencedError
             FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
@@ -45,6 +48,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
             StoreUnreadableError
         """,
+        "capture.node.node": "Node",
         "capture.reading.read": "read read_batches",
         "capture.restoring.restore": "restore",
     }

@@ -21,7 +21,7 @@ from capture.stores import Address, store_url
 
 CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the path of the file
 TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # the token that clients of `capture catalog serve` present
-NEEDED = ("stream", "store")  # settings without a default
+NEEDED = ("stream", "store")  # settings without a default; a program may give its Node a store instead
 RELATED = ("limits", "ack_wait", "max_ack_pending")  # settings that may contradict each other
 STORE: Place = ("store",)
 
@@ -31,13 +31,13 @@ def load(
     flags: Mapping[str, Any] | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
-    needs: tuple[str, ...] = NEEDED,
+    needs: tuple[str, ...] = ("stream",),
 ) -> CaptureConfig:
     """Return the configuration: flags, then `CAPTURE_…` variables, then the file, then defaults.
 
     Flags and variables name settings of the top level, or of a table with a dot (`limits.max_age`,
     `CAPTURE_LIMITS__MAX_AGE`). Raises ConfigError, which names the wrong setting and the file, variable or flag that
-    gave it.
+    gave it, or one of `needs` that is missing.
     """
     given = gather_settings(path, flags, environment=environment)
     check_exposure(path, given)

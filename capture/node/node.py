@@ -19,7 +19,7 @@ from capture.config.consumers import consumers, explain_deletion
 from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
-from capture.errors import CaptureError, NotDrainedError, StoreError
+from capture.errors import CaptureError, ConfigError, NotDrainedError, StoreError
 from capture.formats import Writer, retain_of
 from capture.formats import writer as choose_writer
 from capture.ingest.block import OpenBlocks
@@ -389,6 +389,8 @@ class Node:
 
 def _check(config: CaptureConfig) -> None:
     """Check settings that a node uses only after it has connected or been elected. Raises ConfigError, BadNameError."""
+    if config.streams or not config.stream:
+        raise ConfigError("a Node captures one stream: name it in `stream`; `capture run` captures several `streams`")
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
             check_name(kind, name)

@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "extending.md").read_text()
 
 
-def find_block(words):
-    """Return the page's one block of Python with these words."""
-    (body,) = [one for one in re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL) if words in one]
+def find_block(words, page="extending.md"):
+    """Return the one block of Python on a page that has these words."""
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    (body,) = [one for one in blocks if words in one]
     return body
 
 

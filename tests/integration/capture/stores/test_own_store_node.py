@@ -91,6 +91,26 @@ async def test_nodes_with_a_users_store_lose_nothing_when_one_is_killed_and_ever
     assert info["state"]["messages"] == MESSAGES
 
 
+@pytest.mark.parametrize(
+    ("page", "configured", "end"), [("extending.md", False, ".msgpack"), ("capture-node.md", True, ".parquet")]
+)
+async def test_the_program_of_a_page_is_a_node(fleet, module, tmp_path, page, configured, end):
+    write_module(module, "msgpack_blocks")
+    store = open_store(f"sqlite_store:SqliteStore?file={tmp_path}/orders.db")
+    config = fleet.configure(limits__max_age=0.3, store=store.url if configured else "")
+    program = find_block("from capture import Node, load", page)
+    for file in ("capture.toml", "orders.db"):
+        program = program.replace(f'"{file}"', f'"{tmp_path}/{file}"')
+    node = fleet.start("program", config, script=program)
+    await fleet.until(lambda state: True)
+    await fleet.publish([b"{}"] * 10)
+    await fleet.until_all_acked(10)
+    assert await fleet.stop(node) == 0, fleet.log("program").read_text()
+    blocks = [one.path for one in await store.list("blocks/")]
+    assert blocks
+    assert all(path.endswith(end) for path in blocks), blocks
+
+
 @pytest.mark.parametrize("url", ["no-such-module:Mine", "lake"])
 async def test_a_store_given_to_a_node_as_an_object_is_used_and_says_that_it_can_not_be_compacted(fleet, caplog, url):
     store = MemoryStore()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 
-from capture.config.load import gather_settings, load, read
+from capture.config.load import NEEDED, gather_settings, load, read
 from capture.config.provenance import lines_of
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
@@ -14,6 +14,8 @@ from capture.ingest.block import Limits
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.schedule import Schedule
 from capture.node.leader_tasks import policy
+from capture.node.node import Node
+from capture.stores import MemoryStore
 
 
 @pytest.fixture
@@ -142,7 +144,25 @@ def test_a_value_in_the_place_of_a_table_is_told(file: Path) -> None:
 def test_what_is_missing_is_said_with_the_three_ways_to_give_it(file: Path, missing: str) -> None:
     text = "\n".join(line for line in NAMED.splitlines() if not line.startswith(missing))
     expected = f"no {missing} is named: give --{missing}, CAPTURE_{missing.upper()} or {missing} in capture.toml"
-    assert refused(file, text) == expected
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{expected}$"):
+        load(file, environment={}, needs=NEEDED)
+
+
+def test_a_program_needs_no_store_in_the_file_since_it_can_give_one_to_its_node(file: Path) -> None:
+    file.write_text('stream = "ORDERS"')
+    config = load(file, environment={})
+    assert Node(config, store=MemoryStore("given")).store.url == "memory://given"
+    with pytest.raises(ConfigError, match="no store was named; supported are file:///folder"):
+        Node(config)
+
+
+@pytest.mark.parametrize("text", ["", 'streams = ["ORDERS", "BILLS"]', 'stream = "ORDERS"\nstreams = ["ORDERS"]'])
+def test_a_node_in_a_program_captures_one_stream(file: Path, text: str) -> None:
+    file.write_text(text)
+    config = load(file, environment={}, needs=())
+    with pytest.raises(ConfigError, match="a Node captures one stream: name it in `stream`"):
+        Node(config, store=MemoryStore())
 
 
 def test_a_command_may_need_less(file: Path) -> None:
