@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +10,25 @@ from importlib import import_module
 from typing import Any
 
 from capture.errors import CaptureError, ConfigError
+from natty.wire.background import is_cancellation
+
+FAULTS = (Exception, asyncio.CancelledError, GeneratorExit, SystemExit)
+"""What a user's function may raise: all but KeyboardInterrupt are faults of that function.
+
+After an `await` of the user's code some of them may concern the task that awaits: see `ends_task`.
+"""
 
 _NAME = r"[^\W\d]\w*"
 is_plugin = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*").fullmatch
 """Return a match if a text has the form "module:function"."""
+
+
+def ends_task(error: BaseException) -> bool:
+    """Return whether an error after an `await` of the user's code ends the current task; otherwise it is that code's.
+
+    That code may have awaited something of its own that was cancelled, such as a connection of a closed pool.
+    """
+    return isinstance(error, GeneratorExit) or is_cancellation(error)
 
 
 def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., Any]:
@@ -26,7 +42,7 @@ def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., A
         raise ConfigError(f"there is no {what} {spec!r}; the known ones are {choices}")
     try:
         found = getattr(import_module(module_name), attribute)
-    except Exception as error:  # importing the user's module may raise anything
+    except FAULTS as error:  # importing the user's module may raise anything
         raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
@@ -51,7 +67,7 @@ def make_plugin(
         made = function(*arguments, **settings)
     except CaptureError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         raise ConfigError(f"the {what} {spec!r} failed: {type(error).__name__}: {error}") from error
     check_has(made, needs, f"the {what} {spec!r} returned")
     return made

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from capture.ingest.record import Decoder, Records, V
+from capture.plugin import FAULTS
 from natty.wire.message import Batch, Message
 
 Flatten = Callable[[V], Iterable[Mapping[str, Any]]]
@@ -103,7 +104,7 @@ def guard(decode: Decoder[V]) -> Decoder[V]:
             if len(records) != len(batch):
                 raise ValueError(f"{len(records)} records were returned for {len(batch)} messages")
             return records
-        except Exception as error:
+        except FAULTS as error:
             if len(batch) == 1:
                 return Records.of(batch, errors={0: reason(error)})
         joined: Records[V] = Records()
@@ -114,7 +115,7 @@ def guard(decode: Decoder[V]) -> Decoder[V]:
     return by_batch(careful)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return the text that is stored with an undecodable message."""
     return f"{type(error).__name__}: {error}"
 
@@ -125,7 +126,7 @@ def _call(function: Callable[[Message], Any], batch: Batch) -> tuple[list[Any], 
     for index, message in enumerate(batch):
         try:
             values.append(function(message))
-        except Exception as error:
+        except FAULTS as error:
             errors[index] = reason(error)
             values.append(None)
     return values, errors

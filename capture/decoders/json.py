@@ -9,6 +9,7 @@ import msgspec
 from capture.decoders.contract import Decoding, by_batch, reason
 from capture.errors import ConfigError
 from capture.ingest.record import Decoder, Records, V
+from capture.plugin import FAULTS
 from natty.wire.message import Batch
 
 
@@ -33,7 +34,7 @@ def _decoder(decoder: msgspec.json.Decoder[V]) -> Decoder[V]:
         while len(values) < len(batch):
             try:
                 values.extend(map(parse, payloads))  # keeps the values before the failed one
-            except Exception as error:  # a type's own `__post_init__` may raise any error
+            except FAULTS as error:  # a type's own `__post_init__` may raise any error
                 errors[len(values)] = reason(error)
                 values.append(None)
         return Records.of(batch, values, errors)

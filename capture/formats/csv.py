@@ -24,6 +24,7 @@ from capture.formats.json_text import encode_plain, to_plain
 from capture.formats.text_columns import encode_base64, fields_of, parts_of, rename, text_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records, text_or_none
+from capture.plugin import FAULTS
 
 ROW, ERROR = "row", "error"
 
@@ -85,7 +86,7 @@ class CsvWriter:
             begin = dict(zip(_BEGIN, cells, strict=False))
             try:
                 rows = [] if value is None else [cells_of(row, _TAKEN) for row in self._flatten(value)]
-            except Exception as failure:  # a user's function may raise any error
+            except FAULTS as failure:  # a user's function may raise any error
                 with self._counting:  # several threads write blocks
                     self.unfit[FLATTEN] += 1
                 rows, begin[ERROR] = [], f"flatten: {reason(failure)}"

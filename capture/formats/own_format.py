@@ -14,7 +14,7 @@ from capture.decoders import Decoding
 from capture.errors import CaptureError, ConfigError, FormatError, StoreError
 from capture.formats.contract import Positions
 from capture.ingest.block import SealedBlock, Writer
-from capture.plugin import check_has, make_plugin
+from capture.plugin import FAULTS, check_has, make_plugin
 from natty.config.units import write_count
 
 NEEDS = ("format", "write")
@@ -62,7 +62,7 @@ class OwnFormat:
             data = self._inner.write(block)
         except CaptureError:
             raise
-        except Exception as error:
+        except FAULTS as error:
             count = write_count(block.count, "message")
             what = f"{type(error).__name__}: {error}"
             raise StoreError(f"the writer {type(self._inner).__name__} failed on {count}: {what}") from error

@@ -21,6 +21,7 @@ from capture.formats.json_text import encode_json
 from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.keys import UNDECODABLE
 from capture.ingest.record import Records
+from capture.plugin import FAULTS
 
 _TAKEN = frozenset({MORE})
 _encode = msgspec.json.Encoder().encode
@@ -147,7 +148,7 @@ class ValueWriter:
                     if value is None:
                         raise ValueError("the decoder returned None")
                     payload = self._values.encode(value)
-                except Exception as error:  # a user's function, or a value of any type
+                except FAULTS as error:  # a user's function, or a value of any type
                     records.errors[index] = f"no value to store: {reason(error)}"
             payloads.append(payload)
         records.payloads = payloads

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from capture.plugin import load_function
+from capture.plugin import FAULTS, ends_task, load_function
+from natty.consuming.handler import run_in_thread
 
 LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted
 END_WITHIN = 5.0  # seconds that a hook has for the waiting completions when capture ends
@@ -100,17 +101,13 @@ class Hook:
         try:
             if inspect.iscoroutinefunction(self._function):
                 await self._function(completion)
-            elif inspect.isawaitable(result := await asyncio.to_thread(self._function, completion)):
-                await result
-        except Exception:
-            self._log_failure(completion)
-        except asyncio.CancelledError:
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr] # we are in one
+            else:
+                await run_in_thread(None, self._function, completion)
+        except FAULTS as error:
+            if ends_task(error):
                 raise
-            self._log_failure(completion)  # the function itself was cancelled, not this task
-
-    def _log_failure(self, completion: Completion) -> None:
-        log.exception("the hook %r failed", self._function, extra={"action": "hook_failed", "path": completion.path})
+            failed = {"action": "hook_failed", "path": completion.path}
+            log.exception("the hook %r failed", self._function, extra=failed)
 
 
 def hook(spec: str) -> Callable[[Completion], Any] | None:

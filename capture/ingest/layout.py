@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from capture.archive.manifest import OUTSIDE, Partition
 from capture.errors import StoreError
-from capture.plugin import load_function
+from capture.plugin import FAULTS, load_function
 from capture.stores.contract import check_path
 
 LONGEST_FOLDER = 600
@@ -53,7 +53,7 @@ def guard(resolve: Callable[[Partition], str]) -> Layout:
     def place(partition: Partition) -> str:
         try:
             return _check_folder(resolve(partition))
-        except Exception as error:
+        except FAULTS as error:
             log.error(
                 "the layout gave key %r no valid folder, the Hive layout is used: %s",
                 partition.key,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from capture.decoders.contract import by_batch, reason
 from capture.ingest.keys import NONE
 from capture.ingest.record import Record, Records, V
+from capture.plugin import FAULTS
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key per record; records with the same key share blocks. Undecodable ones always have their own key."""
@@ -38,7 +39,7 @@ def guard(partitioner: Partitioner[V]) -> Partitioner[V]:
                 raise ValueError(f"{len(keys)} keys were returned for {len(records)} records")
             hash(tuple(keys))
             return keys
-        except Exception as error:
+        except FAULTS as error:
             if len(records) == 1:
                 records.errors[0] = f"no key: {reason(error)}"
                 return [NONE]
@@ -60,6 +61,6 @@ def _key(function: Callable[[Record[V]], Hashable], records: Records[V], index: 
         key = function(records[index])
         hash(key)
         return key
-    except Exception as error:
+    except FAULTS as error:
         records.errors[index] = f"no key: {reason(error)}"
         return NONE

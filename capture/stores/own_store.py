@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from capture.errors import CaptureError, ConfigError, StoreError
-from capture.plugin import check_has, is_plugin, make_plugin
+from capture.plugin import FAULTS, check_has, ends_task, is_plugin, make_plugin
 from capture.stores.contract import Listing, ObjectInfo, Store, check_path, check_prefix, check_range
 
 METHODS = ("put", "get", "get_range", "list", "delete", "remove_leftovers")
@@ -125,7 +125,9 @@ class OwnStore:
             yield
         except CaptureError:
             raise
-        except Exception as error:
+        except FAULTS as error:
+            if ends_task(error):
+                raise
             where = f"{operation} {path}".strip()
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise StoreError(f"{where} failed in the store {self.url.partition('?')[0]}: {what}") from error

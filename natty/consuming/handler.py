@@ -179,13 +179,20 @@ def _read(decode: Decode, name: str, payload: bytes) -> Any:
 
 async def run_in_thread(threads: Executor | None, handler: Handler, *arguments: Any) -> Any:
     """Call a plain function in `threads` and return its result. ThreadsEndedError if they take no more work."""
-    run = partial(copy_context().run, handler, *arguments)
+    run = partial(copy_context().run, _call, handler, *arguments)
     try:
         future = asyncio.get_running_loop().run_in_executor(threads, run)
     except RuntimeError as error:
         raise ThreadsEndedError from error
     answer = await future
     return await answer if inspect.isawaitable(answer) else answer  # a plain function that returns a coroutine
+
+
+def _call(handler: Handler, *arguments: Any) -> Any:
+    try:
+        return handler(*arguments)
+    except StopIteration as error:  # before Python 3.12 no future takes it: its caller would wait forever
+        raise RuntimeError(f"{handler!r} raised StopIteration") from error
 
 
 class _Lot(Batch):

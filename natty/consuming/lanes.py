@@ -17,7 +17,7 @@ class Turn:
 
     def __init__(self, message: Message, key: Hashable = None, *, again: bool = False) -> None:
         self.message, self.key, self.again, self.retries = message, key, again, 0
-        self.fault: Exception | None = None  # why it has no key
+        self.fault: BaseException | None = None  # why it has no key
 
     def __repr__(self) -> str:
         return f"Turn({self.message!r}, key={self.key!r})"

@@ -291,7 +291,7 @@ class Work:
         try:
             turn.key = self._key(turn.message)
             hash(turn.key)
-        except Exception as error:  # from the user's function: the message fails when it is its turn
+        except (Exception, asyncio.CancelledError) as error:  # the message fails when it is its turn
             turn.key, turn.fault, turn.again = None, error, True  # a lot of its own
         if turn.key is None and self._default_key is not None:
             turn.key = self._default_key(turn.message)

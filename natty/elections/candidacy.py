@@ -151,7 +151,7 @@ class Candidacy:
             return
         try:
             well = health()
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             log.exception("the health check of %r failed", self._candidate.options.name)
             well = False
         if not well:
@@ -189,7 +189,7 @@ def call_hook(hook: Callable[..., None] | None, *arguments: Any) -> None:
     try:
         if hook is not None:
             hook(*arguments)
-    except Exception:
+    except (Exception, asyncio.CancelledError):
         log.exception("a hook of an election failed", extra={"action": "hook_failed"})
 
 

@@ -387,8 +387,11 @@ class Membership:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
-        if self.options.on_event is not None:
-            self.options.on_event(event)
+        try:
+            if self.options.on_event is not None:
+                self.options.on_event(event)
+        except (Exception, asyncio.CancelledError):  # the member itself is well
+            logger.exception("on_event of %r failed", self, extra={"action": "hook_failed"})
 
 
 def _says_deleted(change: Event) -> bool:

@@ -50,7 +50,7 @@ class Reporter:
         """Call the callback with an error. Never raises an error of the callback."""
         try:
             answer = self.callback(error)
-        except Exception as fault:
+        except (Exception, asyncio.CancelledError) as fault:
             self._fail(error, fault)
             return
         if inspect.isawaitable(answer):

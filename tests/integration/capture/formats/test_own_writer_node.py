@@ -98,16 +98,20 @@ class Picky:
     format = "picky"
     failed = 0
 
+    def __init__(self, fault):
+        self._fault = fault
+
     def write(self, block):
         if b"bad" in block.records.payloads and not self.failed:
             self.failed += 1
-            raise ValueError("this one is bad")
+            raise self._fault("this one is bad")
         return b"\n".join(block.records.payloads)
 
 
-async def test_messages_that_a_users_writer_can_not_write_are_handed_back_and_stored_later(fleet, caplog):
+@pytest.mark.parametrize("fault", [ValueError, asyncio.CancelledError, GeneratorExit, SystemExit])
+async def test_messages_that_a_users_writer_can_not_write_are_handed_back_and_stored_later(fleet, caplog, fault):
     settings = {"decoder": "raw", "partition": "time", "limits__max_age": 0.2, "redeliver_after": [0.1]}
-    picky = Picky()
+    picky = Picky(fault)
     node = Node(load(fleet.configure(**settings)), writer=picky)
     running = asyncio.create_task(node.run())
     try:
@@ -119,7 +123,7 @@ async def test_messages_that_a_users_writer_can_not_write_are_handed_back_and_st
         await running
     assert picky.failed == 1
     assert "the writer Picky failed on" in caplog.text
-    assert "ValueError: this one is bad. None of them was acknowledged" in caplog.text
+    assert f"{fault.__name__}: this one is bad. None of them was acknowledged" in caplog.text
     stored = [one for one in await node.store.list(BLOCKS) if one.path.endswith(".picky")]
     lines = b"\n".join([await node.store.get(one.path) for one in stored]).split(b"\n")
     assert sorted(lines) == [b"bad", b"good", b"good"]

@@ -111,6 +111,31 @@ async def test_the_program_of_a_page_is_a_node(fleet, module, tmp_path, page, co
     assert all(path.endswith(end) for path in blocks), blocks
 
 
+async def test_a_node_stores_all_when_a_users_store_was_cancelled_inside(fleet, caplog):
+    class Cancelled(MemoryStore):
+        cancelled = 0
+
+        async def put(self, path, data, *, if_absent=True):
+            if path.startswith("blocks/") and self.cancelled < 3:  # more often than one block is tried
+                self.cancelled += 1
+                raise asyncio.CancelledError
+            await super().put(path, data, if_absent=if_absent)
+
+    store = Cancelled("cancelled")
+    settings = {"partition": "time", "limits__max_age": 0.2, "redeliver_after": [0.1], "store_attempts": 2}
+    node = Node(load(fleet.configure(**settings)), store=store)
+    running = asyncio.create_task(node.run())
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish([b"{}"] * 3)
+        await fleet.until_all_acked(3)
+    finally:
+        node.stop()
+        await running
+    assert store.cancelled == 3
+    assert "failed in the store memory://cancelled: CancelledError" in caplog.text
+
+
 @pytest.mark.parametrize("url", ["no-such-module:Mine", "lake"])
 async def test_a_store_given_to_a_node_as_an_object_is_used_and_says_that_it_can_not_be_compacted(fleet, caplog, url):
     store = MemoryStore()

@@ -111,10 +111,11 @@ async def test_a_function_may_settle_its_message_from_its_thread(natty, stream, 
     assert sorted(seen) == [1] * 25 + [2] * 25
 
 
-async def test_a_function_that_raises_has_failed(natty, stream, start):
+@pytest.mark.parametrize("fault", [RuntimeError, StopIteration, asyncio.CancelledError])
+async def test_a_function_that_raises_has_failed(natty, stream, start, fault):
     def handle(message: Message):
         if message.data == b"3" and message.deliveries == 1:
-            raise RuntimeError("three")
+            raise fault("three")
 
     consumption, _ = start(stream, handle, retries=(0.05,))
     await until_settled(natty, stream)

@@ -102,11 +102,23 @@ async def test_a_leader_that_falls_silent_is_not_shown_for_ever(natty, natty_pro
         await asyncio.gather(leading, return_exceptions=True)
 
 
-async def test_work_that_is_not_well_leaves_office(natty, other, name, running):
+@pytest.mark.parametrize("fault", [None, asyncio.CancelledError])
+async def test_work_that_is_not_well_leaves_office(natty, other, name, running, fault):
     first, second, lost, elected, seen = [], [], [], [], []
     well = True
-    options = {"lease": LONG, "on_lost": lost.append, "on_elected": elected.append}
-    running(natty.election(name, health=lambda: well, **options, **BUCKET).run(forever(first)))
+
+    def health():
+        if fault and not well:
+            raise fault
+        return well
+
+    def on_elected(token):
+        elected.append(token)
+        if fault:
+            raise fault
+
+    options = {"lease": LONG, "on_lost": lost.append, "on_elected": on_elected}
+    running(natty.election(name, health=health, **options, **BUCKET).run(forever(first)))
     await until(lambda: first)
     running(other.election(name, lease=LONG, on_new_leader=seen.append, **BUCKET).run(forever(second)))
     await until(lambda: seen)

@@ -66,9 +66,16 @@ async def test_the_server_has_applied_our_acks_before_a_consumer_is_deleted(natt
     assert max(answered) < deleted
 
 
-async def test_events_tell_what_becomes_of_an_instance(natty, group, notes):
+@pytest.mark.parametrize("fault", [None, ValueError, asyncio.CancelledError])
+async def test_events_tell_what_becomes_of_an_instance(natty, group, notes, fault):
     seen = []
-    async with group.join("m1", notes.handler(), on_event=seen.append, **LONG) as m1:
+
+    def on_event(event):
+        seen.append(event)
+        if fault:
+            raise fault
+
+    async with group.join("m1", notes.handler(), on_event=on_event, **LONG) as m1:
         heard = asyncio.create_task(collect(m1.events()))
         await publish(natty, group.stream, range(1))
         await notes.have(8)

@@ -40,20 +40,21 @@ async def test_a_publisher_calls_on_error_with_each_message_that_is_not_stored(n
     assert publisher.counts == {"stored": 2, "failed": 2, "duplicates": 0}
 
 
+@pytest.mark.parametrize("fault", [ZeroDivisionError, asyncio.CancelledError])
 @pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
-async def test_what_on_error_fails_with_is_raised_by_flush(natty, full, caplog, waits):
+async def test_what_on_error_fails_with_is_raised_by_flush(natty, full, caplog, waits, fault):
     def broken(error):
-        raise ZeroDivisionError
+        raise fault
 
     async def broken_later(error):
-        raise ZeroDivisionError
+        raise fault
 
     publisher = natty.publisher(full, on_error=broken_later if waits else broken)
     with pytest.raises(PublishError, match="2 of 4 messages were not stored"):
         async with publisher:
             await publish(publisher.publish, full)
     assert sorted(error.data for error in publisher.failures) == [b"2", b"3"]
-    assert "ZeroDivisionError" in caplog.text
+    assert fault.__name__ in caplog.text
     assert f"on_error of {full} failed; the error is kept in publisher.failures: message '2'" in caplog.text
 
 

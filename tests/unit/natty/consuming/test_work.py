@@ -57,13 +57,16 @@ async def test_a_letter_of_another_consumer_is_acknowledged_and_not_handled():
     await work.close(PATIENCE)
 
 
-async def test_a_message_whose_key_can_not_be_told_fails_and_its_batch_does_not():
+@pytest.mark.parametrize("fault", [KeyError, asyncio.CancelledError])
+async def test_a_message_whose_key_can_not_be_told_fails_and_its_batch_does_not(fault):
     lots = []
 
     async def handle(messages: list):
         lots.append([message.sequence for message in messages])
 
     def key(message):
+        if message.sequence == 2:
+            raise fault
         return {1: "a", 3: "a", 4: None}[message.sequence]
 
     work, stint, sent = engine(handle, batch=2, batch_wait=0.0, ordered_by=key, retries=(1000.0,))
