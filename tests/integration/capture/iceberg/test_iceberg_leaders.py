@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from archiving import compact_once, store_all, sweep_once
@@ -21,7 +22,7 @@ from capture.config.load import load
 from capture.ingest.board import Board, NodeState
 from capture.node.leader_tasks import Duty, Sweeps
 from capture.status.status import look
-from capture.stores import open_store
+from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
 
 SUPPORT = Path(__file__).parents[3] / "support"
@@ -125,12 +126,47 @@ async def test_the_table_is_read_by_a_program_that_knows_nothing_of_us_and_of_no
     await store_all(fleet.natty, config, store)
     await sweep_once(fleet.natty, config, store)
     await compact_once(fleet.natty, config, store)
+    assert read_alone(f"{store.root}/{folder(fleet.stream)}") == "[1, 2, 3]\n"
+
+
+def read_alone(place):
+    """Return what a program prints that knows only where the table is, and neither us nor a server."""
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(("CAPTURE_", "NATS_", "PYTHON"))
     }
-    command = [sys.executable, "-I", "-c", READS, f"{store.root}/{folder(fleet.stream)}"]
+    command = [sys.executable, "-I", "-c", READS, place]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ran.stdout == "[1, 2, 3]\n", ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+async def test_the_table_of_a_users_store_is_for_other_engines_at_the_location_that_is_named(fleet, monkeypatch):
+    module, objects = ModuleType("shelves"), fleet.folder / "objects"
+    module.shelf = lambda folder: FileStore(folder)
+    monkeypatch.setitem(sys.modules, "shelves", module)
+    settings = {
+        "store": f"shelves:shelf?folder={objects}",
+        "compaction__min_files": 1,
+        "compaction__max_wait": 0.0,
+        "partition": "time",
+        "decoder": "raw",
+    }
+
+    async def compacted(payload, **table):
+        config = load(fleet.configure(**settings, **table))
+        store = open_store(config.store)
+        await fleet.publish([payload])
+        await store_all(fleet.natty, config, store)
+        await sweep_once(fleet.natty, config, store)
+        await compacted_by("node-1", fleet, config)
+        return store
+
+    store = await compacted(b"1")
+    assert await store.list("table/")
+    assert await store.list("iceberg/") == [], "no other engine could open it"
+    await compacted(b"2", table__location=objects.as_uri())
+    assert read_alone(f"{objects}/{folder(fleet.stream)}") == "[1, 2]\n"
+    assert static_table(FileStore(objects), fleet.stream).location().startswith(objects.as_uri())
 
 
 async def compacted_by(node, fleet, config):

@@ -5,13 +5,17 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+from electing import vacated_archive
 from own_code import find_block, write_module
+from patient import PATIENCE
 
 from capture.config.load import load
 from capture.node.node import Node
 from capture.stores import MemoryStore, check_store, open_store
+from capture.verification.check import check
 
 MESSAGES = 3000
 
@@ -89,6 +93,79 @@ async def test_nodes_with_a_users_store_lose_nothing_when_one_is_killed_and_ever
     await capture("restore", "--config", config, "--as", f"{fleet.stream}-copy", "--detached")
     info = await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}-copy")
     assert info["state"]["messages"] == MESSAGES
+
+
+async def test_each_key_can_have_a_node_with_a_store_of_its_own(fleet, start_beside, module, tmp_path):
+    paths = {
+        key: fleet.configure(
+            f"{key}.toml",
+            filter_subjects=[f"{fleet.stream}.{key}"],
+            durable=f"capture-{key}",
+            archive=await vacated_archive(fleet.natty, f"{fleet.stream}-{key}"),
+            store=f"sqlite_store:SqliteStore?file={tmp_path}/{key}.db",
+            limits__max_age=0.3,
+        )
+        for key in ("eu", "us", "asia")
+    }
+    nodes = [start_beside(path) for path in paths.values()]
+    await fleet.publish([b"{}"] * 30)
+    async with asyncio.timeout(PATIENCE):
+        while sum(one.node.stored["messages"] for one in nodes) < 30:
+            await asyncio.sleep(0.05)
+    for one in nodes:
+        await one.stop()
+    for key, path in paths.items():
+        store = open_store(load(path).store)
+        assert (await check(fleet.natty, load(path), store)).verdict.ok
+        blocks = [one.path for one in await store.list("blocks/")]
+        assert blocks
+        assert all(f"/key={key}/" in one for one in blocks), blocks
+
+
+async def test_a_users_store_can_choose_by_the_folder_that_the_layout_makes_of_the_key(
+    fleet, start_beside, monkeypatch
+):
+    places = {key: MemoryStore(key) for key in ("", "eu", "us", "asia")}
+
+    class ByKey:
+        url = "by_key:ByKey"
+
+        def of(self, path):
+            return places[key] if path.startswith("blocks/") and (key := path.split("/")[1]) in places else places[""]
+
+        async def put(self, path, data, *, if_absent=True):
+            await self.of(path).put(path, data, if_absent=if_absent)
+
+        async def get(self, path):
+            return await self.of(path).get(path)
+
+        async def get_range(self, path, start, length):
+            return await self.of(path).get_range(path, start, length)
+
+        async def list(self, prefix=""):
+            found = [one for store in places.values() for one in await store.list(prefix)]
+            return sorted(found, key=lambda one: one.path)
+
+        async def delete(self, path):
+            await self.of(path).delete(path)
+
+        async def remove_leftovers(self, older_than_seconds, now):
+            return 0
+
+    module = ModuleType("by_key")
+    module.ByKey = ByKey
+    monkeypatch.setitem(sys.modules, "by_key", module)
+    await check_store(ByKey())
+    path = fleet.configure(store=ByKey.url, layout="dated", limits__max_age=0.3)
+    node = start_beside(path)
+    await fleet.publish([b"{}"] * 30)
+    await fleet.until_all_acked(30)
+    await node.stop()
+    assert (await check(fleet.natty, load(path), open_store(ByKey.url))).verdict.ok
+    for key, store in places.items():
+        blocks = [one.path for one in await store.list() if one.path.startswith("blocks/")]
+        assert all(one.startswith(f"blocks/{key}/") for one in blocks)
+        assert bool(blocks) == bool(key), "the other objects of the archive are in one place"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from capture.config.streams import below
 from capture.errors import AlreadyStoredError, ConfigError, NotStoredError, StoreError
 from capture.stores import FileStore, MemoryStore, OwnStore, check_store, open_store
 from capture.stores.open import explain_unopenable
+from capture.stores.own_store import guard
 
 SHELF = MemoryStore("shelf")
 
@@ -171,6 +172,15 @@ async def test_an_object_is_a_store_only_with_the_methods_and_a_url():
     assert OwnStore(SHELF).url == "memory://shelf"
     with pytest.raises(ConfigError, match="store is a object, which has no put"):
         OwnStore(object())
+
+
+def test_only_a_store_of_a_user_is_put_behind_the_wrapper(tmp_path):
+    class Mine(FileStore):
+        pass
+
+    for ours in (SHELF, FileStore(tmp_path), open_store("s3://lake"), open_store("shelves:Plain")):
+        assert guard(ours) is ours
+    assert isinstance(guard(Mine(tmp_path)), OwnStore)
 
 
 def test_the_section_store_gives_a_users_store_its_settings(tmp_path):
