@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from capture.archive.manifest import Stored
 from capture.errors import ConfigError
@@ -46,12 +46,11 @@ class Schedule:
     cron: str = ""
     waiting_files: int = 0
     waiting_bytes: int = 0
+    _times: Cron | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.cron:
-            return
         try:
-            Cron(self.cron)
+            object.__setattr__(self, "_times", Cron(self.cron) if self.cron else None)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -65,13 +64,11 @@ class Schedule:
 
     def last(self, now: float) -> float:
         """Return when the slot of `now` began; -inf if there was none."""
-        if not self.cron:
-            return now // self.every * self.every
-        return Cron(self.cron).last(now)
+        return self._times.last(now) if self._times else now // self.every * self.every
 
     def next(self, now: float) -> float:
         """Return when to check again, always after `now`."""
-        begins = next_run(now, self.every) if not self.cron else Cron(self.cron).next(now)
+        begins = self._times.next(now) if self._times else next_run(now, self.every)
         return min(begins, now + LOOK) if self.waiting_files or self.waiting_bytes else begins
 
 

@@ -171,7 +171,8 @@ def run(
         ),
     ] = None,
     cron: Annotated[
-        str | None, typer.Option(help='Run it at these times: minute hour day month weekday, such as "0 3 * * *".')
+        str | None,
+        typer.Option(help='Run it at these times: minute hour day month weekday, such as "0 3 * * *"; or @daily.'),
     ] = None,
     timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin. Default: UTC.")] = "",
     bucket: InBucket = BUCKET,
@@ -228,7 +229,6 @@ class _Errand:
         self.signal = 0
         self.status: int | None = None  # of a program that was running when a signal ended the repetition
         self._command = command
-        self._early: list[signal.Signals] = []  # arrived just before the program started
         self._program: Program | None = None
 
     def listen(self, running: asyncio.Task[int]) -> None:
@@ -240,10 +240,8 @@ class _Errand:
             self.signal = number
         if self._program is not None:
             self._program.send_signal(number)
-        elif number in ENDING:  # no program runs
+        elif number in ENDING:  # no program runs; a later one does not get the others: they would kill it as it starts
             running.cancel()
-        else:
-            self._early.append(number)
 
     async def run(self, election: Election) -> int:
         """Run the program once and return its status."""
@@ -262,22 +260,27 @@ class _Errand:
         assert repeating is not None
 
         async def work(term: Term) -> int:
+            status = None
             try:
                 status = await self._run_program(term)
             finally:
                 self._program = None
-                if _is_over(term):  # also if it has ended before we are cancelled: the guard stops it in time
-                    text = f"natty: {self._command[0]} was stopped: {term.node} does not lead {term.name!r} any more"
-                    typer.echo(f"{text}; it stays a candidate", err=True)
-            if self.signal:  # it was passed on, and this was the last run
-                self.status = status
-                repeating.cancel()
+                if over := _is_over(term):  # also if it has ended before we are cancelled: the guard stops it in time
+                    self._report_stop(term)
+                if self.signal:  # it was passed on, and this was the last run
+                    self.status = EXIT_LOST if over else status
+                    repeating.cancel()
+            if self.signal:
                 await asyncio.Event().wait()
             if status:
                 raise NattyError(f"{self._command[0]} exited with status {status}")
             return status
 
         return await election.run(work)
+
+    def _report_stop(self, term: Term) -> None:
+        text = f"natty: {self._command[0]} was stopped: {term.node} does not lead {term.name!r} any more"
+        typer.echo(text if self.signal else f"{text}; it stays a candidate", err=True)
 
     async def _run_program(self, term: Term) -> int:
         environment = os.environ | {"NATTY_TOKEN": str(term.token), "NATTY_TERM": str(term.number)}
@@ -286,8 +289,6 @@ class _Errand:
 
     def _note_start(self, program: Program) -> None:
         self._program = program
-        for number in self._early:
-            program.send_signal(number)
 
 
 def _is_over(term: Term) -> bool:

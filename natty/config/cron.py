@@ -10,11 +10,21 @@ from zoneinfo import ZoneInfo
 if TYPE_CHECKING:
     from cronsim import CronSim
 
+NAMED = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+"""Names of expressions, as crontab has them."""
 REPEATED = timedelta(hours=1)  # how far a clock is set back at most when daylight saving ends
 
 
 class Cron:
-    """A cron expression: minute, hour, day, month, weekday. All times are Unix seconds.
+    """A cron expression: minute, hour, day, month, weekday, or "@daily" and the like. All times are Unix seconds.
 
     Daylight saving, as in Debian's cron: if neither the minute nor the hour begins with `*`, a time that the change
     skips comes right after the change, and a time that comes twice counts once, the first time. Other expressions
@@ -25,6 +35,7 @@ class Cron:
     def __init__(self, expression: str, timezone: str = "UTC") -> None:
         self.expression = expression
         self.timezone = timezone
+        self._fields = NAMED.get(expression.strip(), expression)
         self._zone = _zone_of(timezone)
         self._check()
 
@@ -34,11 +45,13 @@ class Cron:
     def _check(self) -> None:
         from cronsim import CronSimError
 
+        wrong = f"{self.expression!r} is not a cron expression (minute hour day month weekday)"
+        if len(self._fields.split()) != 5:  # the library takes six, too: seconds first
+            raise ValueError(f"{wrong}: write five fields, or one of {', '.join(NAMED)}")
         try:
             never = self.next(0.0) == math.inf
         except CronSimError as error:
-            text = f"{self.expression!r} is not a cron expression (minute hour day month weekday): {error}"
-            raise ValueError(text) from error
+            raise ValueError(f"{wrong}: {error}") from error
         if never:
             raise ValueError(f"{self.expression!r} is not a useful cron expression: no time matches it")
 
@@ -58,7 +71,7 @@ class Cron:
     def _search(self, begin: datetime, *, back: bool = False) -> CronSim:
         from cronsim import CronSim
 
-        return CronSim(self.expression, begin, reverse=back)
+        return CronSim(self._fields, begin, reverse=back)
 
 
 def _zone_of(name: str) -> tzinfo:

@@ -12,6 +12,7 @@ from typing import Annotated, TypedDict
 
 from natty.config.cron import Cron
 from natty.config.options import Count, Range, Seconds, check_options, make_options
+from natty.config.units import seconds_of
 from natty.kv.key_names import check_bucket
 
 DRIFT = 0.02  # how far two clocks' rates may differ
@@ -109,10 +110,13 @@ class ElectionSettings(TypedDict, total=False):
     """Called on the event loop with a node's name when it becomes the leader. Default None."""
     on_stop_overrun: Callable[[], None] | None
     """Called on the event loop when the work still runs after it was cancelled. Default None."""
-    every: float | None
-    """Seconds from the start of a run of the work to the start of the next, while leading. Default None: one run."""
+    every: float | str | None
+    """Time from the start of a run of the work to the start of the next, while leading: seconds or text ("5m").
+
+    Default None: one run.
+    """
     cron: str | None
-    """When to run the work while leading: minute, hour, day, month, weekday. Default None."""
+    """When to run the work while leading: minute, hour, day, month, weekday, or "@daily" and the like. Default None."""
     timezone: str
     """Time zone of `cron`, such as "Europe/Berlin". Default "": UTC."""
 
@@ -136,7 +140,7 @@ class ElectionOptions:
     on_lost: Callable[[str], None] | None = None
     on_new_leader: Callable[[str], None] | None = None
     on_stop_overrun: Callable[[], None] | None = None
-    every: Seconds | None = None
+    every: Seconds | str | None = None
     cron: str | None = None
     timezone: str = ""
 
@@ -161,12 +165,18 @@ class ElectionOptions:
         check_bucket(self.bucket)
         if not LEASE_KEY.fullmatch(self.lease_key):
             raise ValueError(f"{self.lease_key!r} is not a key: write letters, digits and - / _ = with dots between")
-        if self.cron is not None and self.every is not None:
-            raise ValueError(f"every={self.every:g} and cron={self.cron!r} exclude each other; give one of them")
+        interval = self.interval
+        if self.cron is not None and interval is not None:
+            raise ValueError(f"every={interval:g} and cron={self.cron!r} exclude each other; give one of them")
         if self.cron is None and self.timezone:
             raise ValueError(f"timezone={self.timezone!r} has no effect without cron")
         if self.cron is not None:
             Cron(self.cron, self.timezone or "UTC")
+
+    @property
+    def interval(self) -> float | None:
+        """`every`, in seconds. ValueError if it is text that is not a duration."""
+        return seconds_of("every", self.every) if isinstance(self.every, str) else self.every
 
     @property
     def repeats(self) -> bool:

@@ -29,6 +29,7 @@ LOOK = 1.0  # seconds between two looks at the clocks: one may be set, or the ma
 FIRST_PAUSE = 1.0  # seconds after a failed run; doubles with each further one
 LONGEST_PAUSE = 60.0  # seconds, or `every` if that is longer
 LONGEST_CRON_PAUSE = 3600.0  # seconds; the next time of the expression may end it earlier
+AFTER = 0.02  # seconds after a time of the expression that its run begins: coarse clocks show that time only then
 SET_BACK = 3 * 3600.0  # seconds: a clock that is set back by more was wrong before, as in Debian's cron
 BEHIND = 60.0  # seconds: a clock that is further behind the last success is logged; expressions count minutes
 
@@ -72,7 +73,8 @@ class Interval:
 class Timetable:
     """`cron`: the work is due when a time of the expression has passed since that of the last success.
 
-    Any number of missed times counts as one. `done` is the time of the last success, None while it is not known.
+    Any number of missed times counts as one. `done` is the time of the last success, None while it is not known. A time
+    has passed `AFTER` seconds later.
     """
 
     first_pause, longest_pause = FIRST_PAUSE, LONGEST_CRON_PAUSE
@@ -89,7 +91,7 @@ class Timetable:
 
     def last(self, wall: float) -> float:
         """Return the last time of the expression, in Unix time; 0 if there is none."""
-        return max(0.0, self._cron.last(wall))
+        return max(0.0, self._cron.last(wall - AFTER))
 
     def next(self, wall: float) -> float:
         """Return the next time of the expression, in Unix time."""
@@ -105,20 +107,20 @@ class Timetable:
             self.done = last
         if last > self.done:
             return 0.0
-        due = self.next(max(wall, self.done))
+        due = self.next(max(wall - AFTER, self.done))
         if self.done > wall + BEHIND and self.done != self._logged:
             self._logged = self.done
             text = "the work last succeeded for %s, which is ahead of this node's clock: it runs again at %s"
             log.warning(text, _show(self.done), _show(due), extra={"action": "clock_behind"})
-        return due - wall
+        return due + AFTER - wall
 
     def begin(self, now: float, wall: float) -> None:
         """Note that a run begins, for the last time of the expression."""
         self.slot = self.last(wall)
 
     def fail(self, pause: float, wall: float) -> float:
-        """Leave the work due; return the seconds to pause before, not beyond the next time of the expression."""
-        return min(pause, self.next(wall) - wall)
+        """Return the seconds to pause, at most until the next time of the expression; after that, the work is due."""
+        return min(pause, self.next(wall - AFTER) + AFTER - wall)
 
 
 class WorkLoop:
@@ -149,10 +151,10 @@ class WorkLoop:
         """Run the work under this term until it ends; ends by a cancellation or LeadershipLostError."""
         self._timing.begin_term()
         self._not_before = -math.inf
+        await self._recall(term)
         while True:
             try:
                 await _sleep(lambda: self._not_before - clock())
-                await self._recall(term)
                 await _sleep(lambda: self._timing.wait(clock(), time.time()))
                 _raise_if_told_to_stop(term)
                 self._timing.begin(clock(), time.time())
@@ -170,24 +172,35 @@ class WorkLoop:
                 await self._note_success(term)
 
     async def _recall(self, term: Term) -> None:
-        """Read once in a term when the work last succeeded; the first leader of all notes that nothing was missed."""
-        timing = self._timing
-        if not isinstance(timing, Timetable) or timing.done is not None:
-            return
+        """Read when the work last succeeded. Until that is known, no run begins: read again after a pause."""
+        timing, in_a_row = self._timing, 0
+        while isinstance(timing, Timetable) and timing.done is None:
+            try:
+                timing.done = await self._last_success(term, timing)
+            except StaleTokenError:
+                raise
+            except Exception as error:
+                _raise_if_told_to_stop(term)
+                in_a_row += 1
+                pause = _pause_after(in_a_row, FIRST_PAUSE, LONGEST_PAUSE)
+                text = "no run begins: the last success of %r can't be read, natty tries again in %s: %s"
+                _log_error("last_run_unread", text, self._candidate.options.name, show_duration(pause), error=error)
+                await asyncio.sleep(pause)
+
+    async def _last_success(self, term: Term, timing: Timetable) -> float:
+        """Return the time of the last success; the first leader of all notes that nothing was missed."""
         kept = await term.read(LAST_RUN)
-        try:
-            timing.done = decode(kept, LastRun).slot if kept is not None else None
-        except BadRecordError as error:
-            text = "the last success of %r can't be read, so no run counts as missed: %s"
-            log.warning(text, self._candidate.options.name, error, extra={"action": "bad_record"})
-        if timing.done is None:
-            now = time.time()
-            last = timing.last(now)
-            await self._keep(term, LastRun(slot=last, node=""))
-            timing.done = last
-            text = "no last success of %r is known, so no run counts as missed: the next one is at %s"
-            name, due = self._candidate.options.name, _show(timing.next(now))
-            log.info(text, name, due, extra={"action": "no_last_run"})
+        if kept is not None:
+            try:
+                return decode(kept, LastRun).slot
+            except BadRecordError as error:
+                text = "the last success of %r can't be read, so no run counts as missed: %s"
+                log.warning(text, self._candidate.options.name, error, extra={"action": "bad_record"})
+        last = timing.last(time.time())
+        await self._keep(term, LastRun(slot=last, node=""))
+        text = "no last success of %r is known, so no run counts as missed: the next one is at %s"
+        log.info(text, self._candidate.options.name, _show(timing.next(last)), extra={"action": "no_last_run"})
+        return last
 
     async def _keep(self, term: Term, last: LastRun) -> None:
         await term.commit(LAST_RUN, msgspec.json.encode(last))
@@ -207,22 +220,17 @@ class WorkLoop:
             raise
         except Exception as error:
             text = "the work of %r succeeded, but that could not be kept: another leader would run it again: %s"
-            unknown = not isinstance(error, NattyError)
-            log.error(text, self._candidate.options.name, error, exc_info=unknown, extra={"action": "run_not_kept"})
+            _log_error("run_not_kept", text, self._candidate.options.name, error=error)
 
     def _note_failure(self, error: BaseException) -> None:
         """Log and count a failed run, and set when the next one may begin."""
         self._candidate.failed += 1
         self._in_a_row += 1
         timing = self._timing
-        pause = min(timing.longest_pause, timing.first_pause * 2.0 ** min(self._in_a_row - 1, 64))
-        pause = timing.fail(pause, time.time())
+        pause = timing.fail(_pause_after(self._in_a_row, timing.first_pause, timing.longest_pause), time.time())
         times = "once" if self._in_a_row == 1 else f"{self._in_a_row} times in a row"
-        known = isinstance(error, NattyError)  # its text is a sentence
         text = "the work of %r failed %s, and runs again in %s: %s"
-        name, extra = self._candidate.options.name, {"action": "run_failed"}
-        said = error if known else repr(error)
-        log.error(text, name, times, show_duration(pause), said, exc_info=None if known else error, extra=extra)
+        _log_error("run_failed", text, self._candidate.options.name, times, show_duration(pause), error=error)
         self._not_before = clock() + pause
 
 
@@ -245,8 +253,19 @@ async def last_success(jetstream: JetStream, subjects: Subjects) -> LastRun | No
 def _timing_of(options: ElectionOptions) -> Interval | Timetable:
     if options.cron is not None:
         return Timetable(Cron(options.cron, options.timezone or "UTC"))
-    assert options.every is not None, "no work is repeated without it"
-    return Interval(options.every)
+    assert options.interval is not None, "no work is repeated without it"
+    return Interval(options.interval)
+
+
+def _pause_after(in_a_row: int, first: float, longest: float) -> float:
+    """Return the seconds to pause after so many failures in a row."""
+    return min(longest, first * 2.0 ** min(in_a_row - 1, 64))
+
+
+def _log_error(action: str, text: str, *about: str, error: BaseException) -> None:
+    known = isinstance(error, NattyError)  # its text is a sentence
+    said = error if known else repr(error)
+    log.error(text, *about, said, exc_info=None if known else error, extra={"action": action})
 
 
 def _show(seconds: float) -> str:

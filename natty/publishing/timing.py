@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, TypedDict
 
+from natty.config.cron import NAMED
 from natty.config.options import LONGEST, Range, SecondsOrZero, check_options
 from natty.config.units import NANOSECONDS, nanoseconds_of, parse_duration, seconds_of, show_duration, show_time
 
@@ -13,7 +14,6 @@ LATEST = 2**63 - 1
 """Unix nanoseconds: the server publishes a message with a later time at once, because its number overflows."""
 LEAST_INTERVAL = 1.0
 """Seconds: the server refuses shorter intervals."""
-PREDEFINED = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 
 
 class TimingSettings(TypedDict, total=False):
@@ -100,13 +100,13 @@ def _interval(name: str, value: float | str, least: float) -> float:
 def _cron(text: str) -> str:
     """Return six fields. The server checks what is in them."""
     fields = text.split()
-    if text.strip() in PREDEFINED or len(fields) == 6:
+    if text.strip() in NAMED or len(fields) == 6:
         return " ".join(fields)
     if len(fields) == 5 and not text.strip().startswith("@"):
         return " ".join(["0", *fields])
     raise ValueError(
         f"cron is {text!r}; write five fields (minute hour day month weekday), six with the second first, or one of"
-        f" {', '.join(PREDEFINED)}"
+        f" {', '.join(NAMED)}"
     )
 
 

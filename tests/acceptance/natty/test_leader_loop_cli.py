@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from commands import the_line
@@ -78,6 +80,12 @@ def shown(shell, name, *options):
     return shell.natty("leader", "show", name, "--bucket", BUCKET, *options).out
 
 
+def catches(process, number):
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (number - 1) & 1
+
+
 def leads(shell, name, node):
     return shown(shell, name).startswith(f"{node} leads {name}\n")
 
@@ -117,9 +125,9 @@ def test_a_program_runs_again_and_again_and_a_failed_run_is_a_line_and_no_traceb
     ]
 
 
-def test_a_signal_between_two_runs_ends_it_and_the_next_node_leads_at_once(shell, name, tmp_path):
-    first = lead(shell, name, "--cron", YEARLY, script="exit 1", node="one")
-    until(lambda: leads(shell, name, "one"))
+def test_a_signal_between_two_runs_ends_it_and_the_next_node_leads_at_once(shell, served, name, missed, tmp_path):
+    first = lead(shell, name, "--cron", "@yearly", script="true", node="one")
+    until(lambda: kept(served, name)[0] > 0)  # its program has ended, and runs again next year
     began = tmp_path / "began"
     second = lead(
         shell, name, "--every", "1h", script=f"trap 'exit 0' TERM; touch {began}; while :; do sleep 0.05; done"
@@ -130,6 +138,37 @@ def test_a_signal_between_two_runs_ends_it_and_the_next_node_leads_at_once(shell
     second.send_signal(signal.SIGTERM)  # passed on: the last run's status is that of the command
     done = shell.finish(second)
     assert (done.status, "\nnatty" in done.err, "ERROR" in done.err) == (0, False, False), done.err
+
+
+@pytest.mark.parametrize("options", [[], ["--every", "1h"]])
+def test_a_signal_that_finds_no_program_does_not_kill_the_next_one(shell, name, options, tmp_path):
+    runs = tmp_path / "runs"
+    first = lead(shell, name, script=f"echo one >> {runs}; exec sleep 600", node="one")
+    until(lambda: lines(runs) == ["one"])
+    second = lead(shell, name, *options, script=f"echo two >> {runs}", node="two")
+    until(lambda: catches(second, signal.SIGUSR1))
+    second.send_signal(signal.SIGUSR1)
+    first.send_signal(signal.SIGTERM)
+    shell.finish(first)
+    until(lambda: lines(runs) == ["one", "two"])
+    if options:
+        second.send_signal(signal.SIGTERM)
+    done = shell.finish(second)
+    assert done.status in ({0, 128 + signal.SIGTERM} if options else {0}), done.err
+    assert "failed" not in done.err
+
+
+@pytest.mark.long
+def test_after_a_signal_to_end_there_is_no_other_run_though_the_term_ends_before_the_program(shell, name, tmp_path):
+    runs = tmp_path / "runs"
+    script = f"trap '' TERM; echo $NATTY_TOKEN >> {runs}; sleep 600"
+    node = lead(shell, name, "--every", "1s", script=script, lease=8.0)
+    until(lambda: lines(runs))
+    node.send_signal(signal.SIGTERM)
+    shell.natty("leader", "step-down", name, "--bucket", BUCKET)
+    done = shell.finish(node)  # another run would never end
+    assert done.status == 75
+    assert the_line(done.err) == f"natty: sh was stopped: one does not lead {name!r} any more"
 
 
 @pytest.mark.long
@@ -261,7 +300,7 @@ def test_an_election_without_a_success_shows_none(shell, served, name):
     ("options", "status", "said"),
     [
         (["--every", "5m", "--cron", YEARLY], 1, "natty: --every and --cron exclude each other; give one"),
-        (["--cron", "@daily"], 1, "natty: '@daily' is not a cron expression (minute hour day month weekday)"),
+        (["--cron", "0 3 * * * *"], 1, "natty: '0 3 * * * *' is not a cron expression (minute hour day month weekday)"),
         (["--cron", YEARLY, "--timezone", "Mars"], 1, "natty: there is no time zone 'Mars' here; write one such as"),
         (["--timezone", "Europe/Berlin"], 1, "natty: timezone='Europe/Berlin' has no effect without cron"),
         (["--every", "soon"], 2, "'soon' is not a duration; write 30s, 1h30m or 7d"),

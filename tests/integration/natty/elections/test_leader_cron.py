@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from electing import LONG, vacated
-from patient import PATIENT, until
+from patient import PATIENCE, PATIENT, until
 
 from natty import ConfigError, Natty
 from natty.elections import last_success, work_loop
@@ -29,9 +29,9 @@ async def name(natty, natty_name):
 
 @pytest.fixture
 def wall(monkeypatch):
-    """The clock of all nodes: set `wall.now`. They look at it a hundred times a second."""
+    """The clock of all nodes, whose runs begin at once: set `wall.now`. They look at it a hundred times a second."""
     wall = SimpleNamespace(now=THREE - HOUR)
-    monkeypatch.setattr(work_loop, "time", SimpleNamespace(time=lambda: wall.now))
+    monkeypatch.setattr(work_loop, "time", SimpleNamespace(time=lambda: wall.now + 2 * work_loop.AFTER))
     monkeypatch.setattr(work_loop, "LOOK", 0.01)
     return wall
 
@@ -55,8 +55,8 @@ class Runs:
 class Node:
     """One candidate; its term has begun when it is entered, and is over when it is left."""
 
-    def __init__(self, natty, name, work, cron=CRON, **options):
-        self.election = natty.election(name, lease=LONG, cron=cron, **options, **BUCKET)
+    def __init__(self, natty, name, work, cron=CRON, lease=LONG, **options):
+        self.election = natty.election(name, lease=lease, cron=cron, **options, **BUCKET)
         self._work = work
 
     async def __aenter__(self):
@@ -75,8 +75,9 @@ class Node:
         return msgspec.json.decode(last.data)["slot"] if last is not None and last.data else None
 
     async def keeps(self, slot):
-        while await self.kept() != slot:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while await self.kept() != slot:
+                await asyncio.sleep(0.01)
 
 
 async def test_the_work_runs_at_each_time_and_the_first_leader_of_all_makes_up_for_nothing(natty, name, wall, caplog):
@@ -228,6 +229,60 @@ async def test_an_unreadable_last_success_counts_as_none(natty, name, wall, capl
         await until(lambda: work.returned)
         await node.keeps(THREE)
     assert work.at == [THREE]
+
+
+async def test_a_last_success_that_the_server_does_not_give_is_read_again_and_no_run_has_failed(
+    natty, name, wall, caplog, monkeypatch
+):
+    async with Node(natty, name, Runs(wall)) as first:
+        await first.keeps(THREE - DAY)
+    errors, read = [ConfigError("no right to read"), RuntimeError("a fault")], Term.read
+
+    async def refuse(term, commit_name):
+        if errors:
+            raise errors.pop(0)
+        return await read(term, commit_name)
+
+    monkeypatch.setattr(Term, "read", refuse)
+    monkeypatch.setattr(work_loop, "FIRST_PAUSE", 0.001)
+    wall.now = THREE
+    work = Runs(wall)
+    async with Node(natty, name, work) as node:
+        await node.keeps(THREE)
+    assert work.at == [THREE]
+    assert (node.election.figures["succeeded"], node.election.figures["failed"]) == (1, 0)
+    said = [(one.action, one.getMessage()) for one in caplog.records if one.levelno >= logging.ERROR]
+    unread = f"no run begins: the last success of {name!r} can't be read, natty tries again in"
+    assert said == [
+        ("last_run_unread", f"{unread} 1ms: no right to read"),
+        ("last_run_unread", f"{unread} 2ms: RuntimeError('a fault')"),
+    ]
+
+
+async def test_cancelling_while_the_last_success_is_unreadable_ends_the_node(natty, name, wall, caplog, monkeypatch):
+    async def refuse(term, commit_name):
+        raise ConfigError("no right to read")
+
+    monkeypatch.setattr(Term, "read", refuse)
+    async with asyncio.timeout(PATIENCE):
+        async with Node(natty, name, Runs(wall)):
+            await until(lambda: any(getattr(one, "action", "") == "last_run_unread" for one in caplog.records))
+
+
+async def test_a_success_that_a_later_term_refuses_ends_the_term_and_is_repeated(natty, name, wall, caplog):
+    tokens = []
+
+    async def work(term):
+        tokens.append(term.token)
+        if len(tokens) == 1:  # as if a later term had begun, and this node had not noticed
+            await natty.publish(term._subjects.epoch, b"{}")
+
+    async with Node(natty, name, work, lease=0.6) as node:
+        await node.keeps(THREE - DAY)
+        wall.now = THREE
+        await node.keeps(THREE)
+    assert tokens[0] < tokens[1]
+    assert not [one for one in caplog.records if getattr(one, "action", "") == "run_not_kept"]
 
 
 async def test_a_success_that_can_not_be_kept_is_logged_and_not_repeated_by_this_leader(

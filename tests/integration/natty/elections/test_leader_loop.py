@@ -152,7 +152,7 @@ async def test_work_that_never_waits_leaves_the_event_loop_to_others(natty, name
 async def test_a_plain_function_is_repeated_in_threads(natty, name, running):
     threads = []
 
-    @natty.as_leader(name, lease=LONG, every=0.001, **BUCKET)
+    @natty.as_leader(name, lease=LONG, every="1ms", **BUCKET)
     def work(term, label):
         threads.append((threading.current_thread(), label))
 

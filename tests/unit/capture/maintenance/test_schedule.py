@@ -58,6 +58,14 @@ def test_so_much_that_waits_begins_a_slot_at_once():
     assert AT_ONCE.moment(MIDNIGHT, waiting(1)) == Moment(MIDNIGHT)
 
 
-def test_what_is_no_cron_expression_is_refused_with_its_fields():
-    with pytest.raises(ConfigError, match=r"'never' is not a cron expression \(minute hour day month weekday\)"):
-        Schedule(cron="never")
+@pytest.mark.parametrize("cron", ["never", "0 3 * * * *"])
+def test_what_is_no_cron_expression_is_refused_with_its_fields(cron):
+    with pytest.raises(ConfigError, match=r"is not a cron expression \(minute hour day month weekday\): write five"):
+        Schedule(cron=cron)
+
+
+def test_an_expression_is_read_once(monkeypatch):
+    schedule = Schedule(cron="30 2 * * *")
+    monkeypatch.setattr("capture.maintenance.schedule.Cron", None)
+    assert schedule.next(MIDNIGHT) == MIDNIGHT + 2.5 * 3600
+    assert schedule.last(MIDNIGHT) == MIDNIGHT - 21.5 * 3600

@@ -35,6 +35,27 @@ def test_a_time_is_that_of_the_time_zone_and_utc_unless_said():
     assert Cron("0 3 * * *").next(at("2026-07-10T00:00")) == at("2026-07-10T03:00")
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("@hourly", "2026-11-21T13:00"),
+        ("@daily", "2026-11-22T00:00"),
+        ("@midnight", "2026-11-22T00:00"),
+        ("@weekly", "2026-11-22T00:00"),  # a Sunday
+        ("@monthly", "2026-12-01T00:00"),
+        ("@yearly", "2027-01-01T00:00"),
+        ("@annually", "2027-01-01T00:00"),
+    ],
+)
+def test_names_of_crontab_are_expressions(name, expected):
+    assert Cron(f" {name} ").next(at("2026-11-21T12:30")) == at(expected)
+    assert Cron(name, "Europe/Berlin").next(at("2026-11-21T12:30")) in (at(expected), at(expected) - 3600)
+
+
+def test_seven_is_sunday_too():
+    assert Cron("0 3 * * 7").next(0.0) == Cron("0 3 * * 0").next(0.0) == Cron("0 3 * * sun").next(0.0)
+
+
 SPRING, AUTUMN = ("2026-03-29T00:00", "2026-03-29T03:00"), ("2026-10-24T23:30", "2026-10-25T03:00")
 
 
@@ -69,7 +90,14 @@ def test_looking_back_finds_what_looking_ahead_found_on_the_days_of_a_change(exp
 @pytest.mark.parametrize(
     ("expression", "zone", "said"),
     [
-        ("@daily", "UTC", "not a cron expression .minute hour day month weekday.: Wrong number of fields"),
+        (
+            "@reboot",
+            "UTC",
+            "not a cron expression .minute hour day month weekday.: write five fields, or one of @y",
+        ),
+        ("@daily 3", "UTC", "not a cron expression .*: write five fields"),
+        ("0 3 * * * *", "UTC", "'0 3 .*' is not a cron expression .*: write five fields"),  # the library: 00:03:00
+        ("", "UTC", "'' is not a cron expression .*: write five fields"),
         ("0 25 * * *", "UTC", "not a cron expression .*: Bad hour"),
         ("0 0 30 2 *", "UTC", "not a cron expression .*: Bad day-of-month"),
         ("0 3 * * *", "Berlin", "there is no time zone 'Berlin' here; write one such as Europe/Berlin"),
