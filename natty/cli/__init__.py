@@ -2,11 +2,12 @@
 
 import sys
 
-from natty.cli.early_signals import guard, unguard
+from natty.cli.early_signals import guard, open_standard_streams, unguard
 
 
 def main() -> None:
     """Run the command line."""
+    open_standard_streams()
     guard("natty", sys.argv[1:])
     try:
         from natty.cli.app import prepare

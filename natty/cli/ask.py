@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -150,6 +151,17 @@ def headers_of(given: list[str]) -> dict[str, str | list[str]]:
             raise typer.BadParameter(str(error), param_hint="--header") from error
         headers.setdefault(name.strip(), []).append(value.strip())
     return dict(headers)
+
+
+def body_of(given: str | None) -> bytes:
+    """Return the message of a command: what was given, or else what a pipe or a file holds, unchanged; or nothing."""
+    if given is not None:
+        return given.encode()
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:  # no file is behind it
+        return b""
+    return sys.stdin.buffer.read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else b""
 
 
 async def lines_of_stdin() -> AsyncIterator[bytes]:

@@ -1,9 +1,10 @@
-"""SIGTERM, SIGINT and SIGHUP before a command begins: the imports of a command line take up to 0.5 s."""
+"""Before a command begins: signals, since the imports of a command line take up to 0.5 s, and standard streams."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Sequence
 
 VALUED = ("--log-level", "--log-format")  # options before the command that have a value
@@ -19,6 +20,14 @@ def command_of(arguments: Sequence[str]) -> str:
         elif not one.startswith("-"):
             return one
     return ""
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null in place of closed standard streams: a socket would get their numbers, and uvloop aborts then."""
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # mostly it has that number already
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def guard(program: str, arguments: Sequence[str]) -> None:

@@ -35,6 +35,12 @@ class LateGroup(TyperGroup):
         super().__init__(**settings)
         self.commands: Any = _Commands(self.places)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command. An abbreviation, as the `nats` tool has `str` and `con`, is answered with the whole word."""
+        if args[0] not in self.places and (whole := [name for name in self.places if name.startswith(args[0])]):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, whole))}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands for the help."""
         with self._summaries():

@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import headers_of, lines_of_stdin, moment, seconds, usage
+from natty.cli.ask import body_of, headers_of, lines_of_stdin, moment, seconds, usage
 from natty.cli.schedule import show_waiting
 from natty.cli.show import fields_of
 from natty.cli.tables import Json
@@ -36,7 +36,10 @@ def pub(
     *,
     nats: dict[str, Any],
     subject: Subject,
-    body: Annotated[str, typer.Argument(help="The message; - reads lines from standard input.")] = "",
+    body: Annotated[
+        str | None,
+        typer.Argument(help="The message; - publishes each line of standard input. Default: a pipe or file there."),
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="Number of times to publish it.")] = 1,
     header: Header = None,
     msg_id: Annotated[
@@ -68,18 +71,20 @@ def pub(
         raise typer.BadParameter("--at and --after exclude each other")
     if at or after:
         usage(lambda: Timing(at=at, after=after))
+    data = b"" if from_stdin else body_of(body)
+    if at or after:
         ack = connect.call(
             nats,
-            lambda natty: natty.publish(subject, body.encode(), headers=headers, msg_id=msg_id, at=at, after=after),
+            lambda natty: natty.publish(subject, data, headers=headers, msg_id=msg_id, at=at, after=after),
         )
         show_waiting(ack, subject, as_json)
         return
     headers |= {"Nats-Msg-Id": msg_id} if msg_id else {}
-    bodies = lines_of_stdin() if from_stdin else _repeat(body.encode(), count)
+    bodies = lines_of_stdin() if from_stdin else _repeat(data, count)
     total = None if from_stdin else count
     stored = jetstream or bool(msg_id)
     if stored and total == 1:
-        done = connect.call(nats, lambda natty: _store_one(natty, subject, body.encode(), headers))
+        done = connect.call(nats, lambda natty: _store_one(natty, subject, data, headers))
     else:
         publish = _store if stored else _send
         done = connect.call(nats, lambda natty: publish(natty, subject, headers, bodies, total))
@@ -91,7 +96,9 @@ def request(
     *,
     nats: dict[str, Any],
     subject: Subject,
-    body: Annotated[str, typer.Argument(help="The request.")] = "",
+    body: Annotated[
+        str | None, typer.Argument(help="The request. Default: standard input, if it is a pipe or a file.")
+    ] = None,
     header: Header = None,
     timeout: Annotated[
         float, typer.Option(parser=seconds, metavar="DURATION", help="Time to wait for the answer.")
@@ -101,7 +108,8 @@ def request(
     """Send a request and print the payload of the answer; with --json also its headers and its duration."""
     headers = headers_of(header or [])
     check_subject(subject)
-    answer = connect.call(nats, lambda natty: _request(natty, subject, body.encode(), headers, timeout))
+    data = body_of(body)
+    answer = connect.call(nats, lambda natty: _request(natty, subject, data, headers, timeout))
     if as_json:
         say(json_text(answer[1]))
     else:

@@ -10,7 +10,7 @@ import typer
 
 from natty import Natty, PubAck, Schedule
 from natty.cli import connect
-from natty.cli.ask import Force, confirm, headers_of, moment, usage
+from natty.cli.ask import Force, body_of, confirm, headers_of, moment, usage
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.show import content_fields
 from natty.cli.tables import Json, print_document, print_table
@@ -64,7 +64,9 @@ def add(
     nats: dict[str, Any],
     name: Annotated[str, typer.Argument(help="The schedule's name; it replaces an earlier one of that name.")],
     subject: Annotated[str, typer.Argument(help="The subject to publish on.")],
-    body: Annotated[str, typer.Argument(help="The message.")] = "",
+    body: Annotated[
+        str | None, typer.Argument(help="The message. Default: standard input, if it is a pipe or a file.")
+    ] = None,
     at: Annotated[
         datetime | None,
         typer.Option(parser=moment, metavar="TIME", help="Publish once, at this time: 2026-11-23T18:00:00Z."),
@@ -100,7 +102,8 @@ def add(
     options: Any = {name: value for name, value in given.items() if value} | {"headers": headers_of(header or [])}
     options |= {"ttl": ttl} if ttl else {}
     usage(lambda: ScheduleOptions(**options).write_headers())
-    ack = connect.call(nats, lambda natty: natty.schedule(name, subject, body.encode(), **options))
+    data = b"" if source and body is None else body_of(body)
+    ack = connect.call(nats, lambda natty: natty.schedule(name, subject, data, **options))
     show_waiting(ack, subject, as_json)
 
 

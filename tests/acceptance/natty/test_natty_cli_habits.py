@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 
+import pytest
 from patient import PATIENCE
 
 from natty.testing import NatsServer, free_ports
@@ -88,7 +89,11 @@ BAD_INPUT = {
     ("pub", "s", "x", "-H", "nocolon"): (2, "'nocolon' is not a header; write it as 'Name: value'"),
     ("pub", "s", "x", "-H", "a: b\nc"): (2, "contains a line break"),
     ("pub", "s", "x", "-H", "a b: c"): (2, "header name 'a b' is empty, or has a blank"),
-    ("pub", "s", "x", "--msg-id", "1", "--count", "2"): (2, "a message id is for a single message"),
+    ("str", "ls"): (2, "No such command 'str'. Did you mean 'stream'?"),
+    ("con", "ls"): (2, "No such command 'con'. Did you mean 'consumer'?"),
+    ("req", "s"): (2, "No such command 'req'. Did you mean 'request'?"),
+    ("steam", "ls"): (2, "No such command 'steam'. Did you mean 'stream'?"),
+    ("pub", "s", "x", "--msg-id", "1", "--count", "2"): (2, "--msg-id: it is for a single message"),
     ("pub", "s", "--stdin", "--count", "2"): (2, "each line of standard input is published once"),
     ("pub", "s.*", "x"): (1, "subject 's.*' has the wildcard *: name one subject to publish on"),
     ("pub", "a b", "x"): (1, "subject 'a b' has a blank"),
@@ -200,3 +205,17 @@ def test_logs_are_json_objects_if_asked_for(shell, natty_tls, tmp_path):
         listening.terminate()
     assert (logged["level"], logged["logger"], logged["action"]) == ("warning", "natty.connection", "disconnected")
     shell.finish(listening)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_runs_with_closed_standard_streams(shell, closed):
+    """uvloop ends a process in which a socket gets the number of one."""
+    command = shlex.join([sys.executable, "-m", "natty", "doctor"])
+    done = shell.finish(shell.execute(["sh", "-c", f"{command} {closed}"]))
+    assert (done.status, "Traceback" in done.err) == (0, False), done.err
+
+
+def test_a_question_without_standard_input_says_to_force_it(shell):
+    command = shlex.join([sys.executable, "-m", "natty", "schedule", "rm", "ORDERS", "a"])
+    done = shell.finish(shell.execute(["sh", "-c", f"{command} <&-"]))
+    assert (done.status, "There is no terminal to ask on: give --force" in done.err) == (1, True), done.err

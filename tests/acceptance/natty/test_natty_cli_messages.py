@@ -89,6 +89,21 @@ def test_lines_of_standard_input_are_messages(shell, stream):
     assert piped(shell, "", "pub", f"{stream}.a", "-").out == f"0 messages published on {stream}.a\n"
 
 
+def test_a_pipe_or_a_file_is_the_message_if_none_is_given_as_with_the_nats_tool(shell, stream, tmp_path):
+    given = ["{\n", '  "total": 12\n', "}\n"]
+    whole = "".join(given)
+    (tmp_path / "order.json").write_text(whole)
+    command = [sys.executable, "-m", "natty", "pub", f"{stream}.a"]
+    assert piped(shell, whole, "pub", f"{stream}.a", "-J").status == 0
+    assert shell.finish(shell.execute(["sh", "-c", f"{shlex.join(command)} <{tmp_path}/order.json"])).status == 0
+    assert piped(shell, whole, "pub", f"{stream}.a", "", "-J").status == 0
+    for closed in ("</dev/null", "<&-"):
+        assert shell.finish(shell.execute(["sh", "-c", f"{shlex.join(command)} {closed}"])).status == 0
+    read = ["sub", ">", "--stream", stream, "--count", "5", "--json"]
+    bodies = [json.loads(line)["data"] for line in shell.natty(*read).out.splitlines()]
+    assert bodies == [whole, whole, "", "", ""]
+
+
 def test_a_subject_that_no_stream_takes_is_told(shell, natty_name):
     subject = natty_name("nobody")
     done = shell.natty("pub", subject, "x", "-J")

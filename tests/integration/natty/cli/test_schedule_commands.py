@@ -1,6 +1,7 @@
 """`natty schedule …` in this process: what waits is made, listed, shown and removed."""
 
 import json
+import sys
 
 import pytest
 from commands import complaint, printed
@@ -81,6 +82,17 @@ def test_a_stream_with_a_consumer_begins_to_publish_later_as_the_docs_say(natty_
         " published later). Nothing was changed. To keep it as it is, name the same values in your program. To change"
     ) in str(refused.value)
     natty_commands.served(new_program)
+
+
+def test_the_message_may_come_from_a_file_or_a_pipe(natty_commands, schedule, stream, tmp_path, monkeypatch):
+    switch_on(natty_commands, schedule, stream)
+    (tmp_path / "body").write_bytes(b"a\nb\n")
+    for name, more in {"whole": (), "given": ("body",), "source": ("--source", f"{stream}.b")}.items():
+        with monkeypatch.context() as patch, (tmp_path / "body").open() as file:
+            patch.setattr(sys, "stdin", file)
+            printed(schedule("add", name, f"{stream}.a", *more, "--every", "1h"))
+    shown = {one["name"]: one["data"] for one in json.loads(printed(schedule("ls", stream, "--json")))}
+    assert shown == {"whole": "a\nb\n", "given": "body", "source": ""}
 
 
 def test_a_name_with_a_dot_is_refused(schedule, stream):
