@@ -18,7 +18,7 @@ from natty.wire.background import is_cancellation
 from natty.wire.message import Message
 
 REPORT_TIMEOUT = 10.0  # seconds that one call of `on_error` may take
-LAST_REPORTS = 2.0  # seconds for the reports about handlers that a stop has cancelled
+LAST_REPORTS = 2.0  # seconds for the reports about handlers that a stop or a hand-over has cancelled
 
 
 class HandlerCancelledError(NattyError):
@@ -116,12 +116,16 @@ class Reports:
         elif inspect.isawaitable(answer := on_error(message, error, step)):
             await answer
 
+    async def send_last(self) -> None:
+        """Send what waits, as far as LAST_REPORTS seconds allow, when no handler runs that would send it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_REPORTS):
+                await self.send()
+
     async def close(self) -> None:
-        """Send what waits, within LAST_REPORTS seconds; log how many reports are left then, or if it is cancelled."""
+        """Send what waits, as `send_last`; log how many reports are left then, or if this is cancelled."""
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_REPORTS):
-                    await self.send()
+            await self.send_last()
         finally:
             if self.waiting:
                 self.failed += len(self.waiting)

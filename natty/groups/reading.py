@@ -110,6 +110,7 @@ class Reading:
         """Stop reading, finish running handlers, and wait until the server has their acks; we stay pinned meanwhile."""
         await self._end_reading()
         await self._work.finish(timeout)
+        await self._work.failures.reports.send_last()
         self._receipts.send()
         with suppress(NattyError):
             await self._jetstream.connection.flush(FLUSH_TIMEOUT)

@@ -350,7 +350,8 @@ class Outbox:
         """Take no more messages, and return when every one has its outcome. Idempotent.
 
         PublishError if errors are unread; without `raises` they are logged instead. It takes `give_up` seconds at most
-        after the server's last answer. Cancelled, it reports what has no outcome as errors.
+        after the server's last answer, and the time of the callback (see `Reporter.settle`). Cancelled, it reports what
+        has no outcome as errors.
         """
         self._closed = True
         try:

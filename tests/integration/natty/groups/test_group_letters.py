@@ -257,3 +257,21 @@ async def test_a_member_reports_its_errors_and_what_the_server_gave_up_on(natty,
     ]
     assert not any(subject[0].isdigit() for subject in subjects.values())  # without the partition
     assert (counts["failed"], counts["buried"], counts["given_up"], counts["overran"]) == (2, 1, 1, 0)
+
+
+async def test_a_member_that_hands_partitions_over_reports_the_handlers_that_it_cancels(natty, natty_name):
+    group, told, begun = await make(natty, natty_name("HANDS"), members=["m1"]), [], asyncio.Event()
+
+    async def handle(message):
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def on_error(message, error, step):
+        told.append((type(error).__name__, str(step)))
+
+    async with group.join("m1", handle, on_error=on_error, shutdown_timeout=0.0, **LONG):
+        await publish(natty, group.stream, range(1), keys=1)
+        await begun.wait()
+        await group.add("m2")
+        await until(lambda: told)
+        assert told == [("HandlerCancelledError", "handed back")]
