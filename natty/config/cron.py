@@ -20,7 +20,7 @@ NAMED = {
     "@hourly": "0 * * * *",
 }
 """Names of expressions, as crontab has them."""
-REPEATED = timedelta(hours=1)  # how far a clock is set back at most when daylight saving ends
+REPEATED = timedelta(hours=2)  # how far a clock is set back at most when daylight saving ends: at Troll in Antarctica
 
 
 class Cron:

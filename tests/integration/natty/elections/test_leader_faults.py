@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 import pytest
 from electing import LONG, Work, committed, vacated
-from patient import PATIENT, until
+from patient import PATIENCE, PATIENT, until
 
 from natty import Natty
 from natty.elections import clock
@@ -115,8 +115,9 @@ async def test_a_dead_leaders_key_is_collected_and_a_newcomer_need_not_wait(nats
         await until(lambda: far.terms)
         natty_proxy.half_open()
         await until(lambda: far.terms[-1].lost.is_set())
-        while not await collected():
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE):
+            while not await collected():
+                await asyncio.sleep(0.05)
         async with Holder(nats_server.connect_options(), name, bucket, "near", lease=LONG) as near:
             await until(lambda: near.terms)
         await natty_proxy.restore()

@@ -76,8 +76,9 @@ def test_daylight_saving_skips_and_repeats_as_in_debians_cron(expression, day, e
 
 @pytest.mark.parametrize("expression", ["30 2 * * *", "15 2,3 * * *", "*/20 * * * *", "0 2 * * *"])
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
-def test_looking_back_finds_what_looking_ahead_found_on_the_days_of_a_change(expression, day):
-    cron, now = Cron(expression, "Europe/Berlin"), at(f"{day}T00:00") - 7200
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Antarctica/Troll"])  # set back by one hour, and by two
+def test_looking_back_finds_what_looking_ahead_found_on_the_days_of_a_change(expression, day, zone):
+    cron, now = Cron(expression, zone), at(f"{day}T00:00") - 7200
     last = cron.last(now)
     upcoming = cron.next(now)
     for moment in range(int(now), int(now) + 6 * 3600, 300):
