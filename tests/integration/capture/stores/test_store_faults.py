@@ -15,7 +15,7 @@ from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
-from capture.stores import open_store
+from capture.stores import check_store, open_store
 from natty.testing import Proxy
 
 BLOCKS = 12
@@ -172,6 +172,8 @@ async def test_a_machine_that_vanished_is_an_error_and_its_return_is_noticed(s3)
         await proxy.cut()
         with pytest.raises(StoreError, match=r"can't be reached \(no process listens there, or a firewall blocks it\)"):
             await store.get("before")
+        with pytest.raises(StoreError, match="can't be reached"):  # the store's owner may wait for it, and check again
+            await check_store(store)
         await proxy.restore()
         assert {one.path for one in await store.list()} >= {"after", "before"}  # and "during", if that was only slow
 
