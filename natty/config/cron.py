@@ -20,7 +20,7 @@ NAMED = {
     "@hourly": "0 * * * *",
 }
 """Names of expressions, as crontab has them."""
-REPEATED = timedelta(hours=2)  # how far a clock is set back at most when daylight saving ends: at Troll in Antarctica
+DAY = 86_400  # seconds; no clock of a time zone is changed by more
 
 
 class Cron:
@@ -57,18 +57,50 @@ class Cron:
 
     def last(self, now: float) -> float:
         """Return the last time that is not after `now`; -inf if there is none."""
-        # Looking back from the next whole second finds a time that is right now.
-        begin = datetime.fromtimestamp(math.floor(now) + 1, self._zone)
-        if begin.fold:  # the library counts a fixed time of a repeated hour once, but finds it only by its clock time
-            begin = (begin.astimezone(UTC) + REPEATED).astimezone(self._zone)
-        return next((time for slot in self._search(begin, back=True) if (time := slot.timestamp()) <= now), -math.inf)
+        # Looking back from the next second finds a time that is right now.
+        begin, found = self._clock(now) + timedelta(seconds=1) + self._set_back(now - DAY), -math.inf
+        for slot in self._search(begin, back=True):
+            moments = self._moments(slot)
+            found = max([found, *(one for one in moments if one <= now)])
+            if moments and moments[-1] <= now:
+                break
+        return found
 
     def next(self, now: float) -> float:
         """Return the first time after `now`; inf if there is none."""
-        found = self._search(datetime.fromtimestamp(math.floor(now), self._zone))
-        return next((time for slot in found if (time := slot.timestamp()) > now), math.inf)
+        begin, found = self._clock(now) - self._set_back(now), math.inf
+        for slot in self._search(begin):
+            moments = self._moments(slot)
+            found = min([found, *(one for one in moments if one > now)])
+            if moments and moments[0] > now:
+                break
+        return found
+
+    def _set_back(self, since: float) -> timedelta:
+        """Return by how much a clock of the time zone is set back within a day: so much it shows twice."""
+        return max(timedelta(), self._clock(since) + timedelta(seconds=DAY) - self._clock(since + DAY))
+
+    def _clock(self, now: float) -> datetime:
+        """Return what a clock of the time zone shows, in whole seconds."""
+        return datetime.fromtimestamp(math.floor(now), self._zone).replace(tzinfo=None)
+
+    def _moments(self, slot: datetime) -> list[float]:
+        """Return when a clock of the time zone shows a time that matches, in order: once, twice or never."""
+        first, second = (slot.replace(tzinfo=self._zone, fold=fold) for fold in (0, 1))
+        if not self._is_fixed:
+            return sorted({one.timestamp() for one in (first, second) if self._clock(one.timestamp()) == slot})
+        while self._clock(first.timestamp()) != slot:  # skipped
+            slot += timedelta(minutes=1)
+            first = slot.replace(tzinfo=self._zone)
+        return [first.timestamp()]
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether neither the minute nor the hour begins with a star."""
+        return not any(field.startswith("*") for field in self._fields.split()[:2])
 
     def _search(self, begin: datetime, *, back: bool = False) -> CronSim:
+        """Return the matching times of a clock that is never changed: the library loses some when one is."""
         from cronsim import CronSim
 
         return CronSim(self._fields, begin, reverse=back)

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from math import inf
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -74,14 +75,65 @@ def test_daylight_saving_skips_and_repeats_as_in_debians_cron(expression, day, e
     assert times(Cron(expression, "Europe/Berlin"), *day) == expected
 
 
-@pytest.mark.parametrize("expression", ["30 2 * * *", "15 2,3 * * *", "*/20 * * * *", "0 2 * * *"])
-@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "Antarctica/Troll"])  # set back by one hour, and by two
-def test_looking_back_finds_what_looking_ahead_found_on_the_days_of_a_change(expression, day, zone):
+def test_a_clock_that_is_changed_by_half_an_hour_or_by_two_shows_each_time():
+    lord_howe = Cron("0 */2 * * *", "Australia/Lord_Howe")  # set back from 02:00 to 01:30 at 15:00 UTC
+    assert times(lord_howe, "2026-04-04T12:00", "2026-04-04T18:00") == ["04-04T13:00", "04-04T15:30", "04-04T17:30"]
+    troll = Cron("30 2 * * *", "Antarctica/Troll")  # set back from 03:00 to 01:00 at 01:00 UTC
+    assert troll.last(at("2026-10-25T01:15")) == at("2026-10-25T00:30")
+
+
+@pytest.mark.parametrize("expression", ["* * * * *", "*/7 1-3 * * *", "0 */2 * * *", "45 * * * *"])
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        ("Europe/Berlin", "2026-10-25"),
+        ("Australia/Lord_Howe", "2026-04-04"),
+        ("Australia/Lord_Howe", "2026-10-03"),
+        ("Antarctica/Troll", "2026-10-25"),
+        ("Antarctica/Troll", "2026-03-29"),
+        ("Pacific/Apia", "2011-12-30"),
+    ],
+)
+def test_an_expression_with_a_star_runs_at_each_time_that_the_clock_shows(expression, zone, day):
+    minute, hour = expression.split()[:2]
+    matches = {
+        "*": lambda value: True,
+        "*/7": lambda value: value % 7 == 0,
+        "*/2": lambda value: value % 2 == 0,
+        "1-3": lambda value: 1 <= value <= 3,
+    }
+    wanted = []
+    for now in range(int(at(f"{day}T00:00")) - 6 * 3600, int(at(f"{day}T00:00")) + 30 * 3600, 60):
+        clock = datetime.fromtimestamp(now, ZoneInfo(zone))
+        fits = [
+            matches.get(field, lambda value, field=field: value == int(field))(value)
+            for field, value in ((minute, clock.minute), (hour, clock.hour))
+        ]
+        wanted += [now] if all(fits) else []
+    cron, found = Cron(expression, zone), [wanted[0]]
+    while found[-1] < wanted[-1]:
+        found.append(cron.next(found[-1]))
+    assert found == wanted
+
+
+@pytest.mark.parametrize("expression", ["30 2 * * *", "15 2,3 * * *", "*/20 * * * *", "0 2 * * *", "15 1,2 * * *"])
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        ("Europe/Berlin", "2026-03-29"),
+        ("Europe/Berlin", "2026-10-25"),
+        ("Australia/Lord_Howe", "2026-04-04"),
+        ("Australia/Lord_Howe", "2026-10-03"),
+        ("Antarctica/Troll", "2026-10-25"),
+        ("Antarctica/Troll", "2026-03-29"),
+        ("Pacific/Apia", "2011-12-30"),
+    ],
+)
+def test_looking_back_finds_what_looking_ahead_found_on_the_days_of_a_change(expression, zone, day):
     cron, now = Cron(expression, zone), at(f"{day}T00:00") - 7200
     last = cron.last(now)
     upcoming = cron.next(now)
-    for moment in range(int(now), int(now) + 6 * 3600, 300):
+    for moment in range(int(now), int(now) + 24 * 3600, 300):
         while upcoming <= moment:
             last, upcoming = upcoming, cron.next(upcoming)
         assert cron.last(moment) == last
