@@ -189,6 +189,8 @@ def run(
     """
     if every is not None and cron is not None:
         raise ConfigError("--every and --cron exclude each other; give one")
+    if timezone and cron is None:
+        raise ConfigError("--timezone has no effect without --cron")
     if every is not None or cron is not None:
         log_as_daemon(invoked)
     try:

@@ -302,7 +302,7 @@ def test_an_election_without_a_success_shows_none(shell, served, name):
         (["--every", "5m", "--cron", YEARLY], 1, "natty: --every and --cron exclude each other; give one"),
         (["--cron", "0 3 * * * *"], 1, "natty: '0 3 * * * *' is not a cron expression (minute hour day month weekday)"),
         (["--cron", YEARLY, "--timezone", "Mars"], 1, "natty: there is no time zone 'Mars' here; write one such as"),
-        (["--timezone", "Europe/Berlin"], 1, "natty: timezone='Europe/Berlin' has no effect without cron"),
+        (["--timezone", "Europe/Berlin"], 1, "natty: --timezone has no effect without --cron"),
         (["--every", "soon"], 2, "'soon' is not a duration; write 30s, 1h30m or 7d"),
     ],
 )
