@@ -72,7 +72,9 @@ class Timing:
         if self.every is not None:
             seconds = _interval("every", self.every, LEAST_INTERVAL)
             if seconds != int(seconds):
-                raise ValueError(f"every is {seconds:g} s; write whole seconds: servers round others, each in its way")
+                raise ValueError(
+                    f"every is {seconds:g} s; write whole seconds: versions of the server round fractions differently"
+                )
             if seconds > LONGEST:
                 raise ValueError(
                     f"every is {self.every}, more than {show_duration(LONGEST // 1)}, the server's longest"

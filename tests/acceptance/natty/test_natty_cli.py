@@ -58,7 +58,7 @@ def test_who_leads_is_shown_and_that_nobody_does(shell, natty_name, served, monk
 
     served(office)
     assert shown[0].out == f"node-7 leads {name}\n"
-    assert json.loads(shown[1].out) == {"election": name, "leader": "node-7"}
+    assert json.loads(shown[1].out) == {"election": name, "leader": "node-7", "last_success": None}
     assert shell.natty("leader", "show", name).out == f"no node leads {name}\n"
 
 

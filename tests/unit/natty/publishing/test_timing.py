@@ -49,7 +49,7 @@ def test_a_time_is_written_as_the_server_reads_it(given, header):
         ({"every": 0.5}, ValueError, "every is 0.5; write a number of seconds.*1 or more"),
         ({"every": "500ms"}, ValueError, "every is 0.5 s and must be at least 1 s"),
         ({"every": True}, TypeError, "every is True"),
-        ({"every": 1.5}, ValueError, "every is 1.5 s; write whole seconds: servers round others"),
+        ({"every": 1.5}, ValueError, "every is 1.5 s; write whole seconds: servers round fractions differently"),
         ({"every": "1500ms"}, ValueError, "every is 1.5 s; write whole seconds"),
         ({"every": "400y"}, ValueError, "every is 400y, more than 106751d.*, the server's longest"),
         ({"at": datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))}, ValueError, "outside of the years"),
