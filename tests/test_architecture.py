@@ -39,9 +39,9 @@ LAYERS = {
         "__main__",
     ],
     "capture": [
-        *["errors", "plugin", "stores", "archive", "ingest", "decoders", "partitioners", "formats", "maintenance"],
-        *["iceberg", "spark", "config", "reading", "verification", "restoring", "status", "node"],
-        *["__init__", "testing", "cli", "__main__"],
+        *["errors", "stores", "archive", "ingest", "decoders", "partitioners", "formats", "maintenance", "iceberg"],
+        *["spark", "config", "reading", "verification", "restoring", "status", "node", "__init__", "testing", "cli"],
+        "__main__",
     ],
 }
 HEAVY = {
@@ -146,11 +146,10 @@ def row_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("package", LAYERS)
-def test_every_file_has_a_row_and_a_package_nineteen_of_them_at_most(package):
-    """`__init__` and `__main__` aside, which every package has."""
+def test_every_file_has_a_row_and_a_package_twenty_of_them_at_most(package):
     rows = {row_of(path) for path in FILES if name_of(path).startswith(f"{package}/")}
     assert rows == set(LAYERS[package])
-    assert len(rows - LIBRARY_MAIN) <= 19
+    assert len(rows) <= 20
 
 
 def tables_of_the_tree() -> dict[str, list[tuple[str, list[str]]]]:

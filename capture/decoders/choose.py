@@ -8,7 +8,7 @@ from capture.decoders import json, message
 from capture.decoders.contract import Decoding, decoding_of
 from capture.decoders.json import json_as
 from capture.ingest.record import Records
-from capture.plugin import load_function
+from capture.stores.plugin import load_function
 
 DECODERS: dict[str, Decoding[Any]] = {"raw": Decoding(Records.of), "json": json.decode, "message": message.decode}
 

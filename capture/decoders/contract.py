@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from capture.ingest.record import Decoder, Records, V
-from capture.plugin import FAULTS
+from capture.stores.plugin import FAULTS
 from natty.wire.message import Batch, Message
 
 Flatten = Callable[[V], Iterable[Mapping[str, Any]]]

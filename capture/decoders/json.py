@@ -9,7 +9,7 @@ import msgspec
 from capture.decoders.contract import Decoding, by_batch, reason
 from capture.errors import ConfigError
 from capture.ingest.record import Decoder, Records, V
-from capture.plugin import FAULTS
+from capture.stores.plugin import FAULTS
 from natty.wire.message import Batch
 
 

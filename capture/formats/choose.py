@@ -28,7 +28,7 @@ from capture.formats.raw import RawWriter
 from capture.formats.values import CsvValues, NdjsonValues, RawValues, Values, ValueWriter
 from capture.ingest.block import Writer
 from capture.ingest.record import Decoder
-from capture.plugin import is_plugin, load_function
+from capture.stores.plugin import is_plugin, load_function
 
 
 def writer(

@@ -24,7 +24,7 @@ from capture.formats.json_text import encode_plain, to_plain
 from capture.formats.text_columns import encode_base64, fields_of, parts_of, rename, text_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records, text_or_none
-from capture.plugin import FAULTS
+from capture.stores.plugin import FAULTS
 
 ROW, ERROR = "row", "error"
 

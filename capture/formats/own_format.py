@@ -14,7 +14,7 @@ from capture.decoders import Decoding
 from capture.errors import CaptureError, ConfigError, FormatError, StoreError
 from capture.formats.contract import Positions
 from capture.ingest.block import SealedBlock, Writer
-from capture.plugin import FAULTS, check_has, make_plugin
+from capture.stores.plugin import FAULTS, check_has, make_plugin
 from natty.config.units import write_count
 
 NEEDS = ("format", "write")

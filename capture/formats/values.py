@@ -21,7 +21,7 @@ from capture.formats.json_text import encode_json
 from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.keys import UNDECODABLE
 from capture.ingest.record import Records
-from capture.plugin import FAULTS
+from capture.stores.plugin import FAULTS
 
 _TAKEN = frozenset({MORE})
 _encode = msgspec.json.Encoder().encode

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from capture.plugin import FAULTS, ends_task, load_function
+from capture.stores.plugin import FAULTS, ends_task, load_function
 from natty.consuming.handler import run_in_thread
 
 LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted

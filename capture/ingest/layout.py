@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from capture.archive.manifest import OUTSIDE, Partition
 from capture.errors import StoreError
-from capture.plugin import FAULTS, load_function
 from capture.stores.contract import check_path
+from capture.stores.plugin import FAULTS, load_function
 
 LONGEST_FOLDER = 600
 """Bytes of a folder: object stores allow 1024 for a whole path, which includes the block's name."""

@@ -12,7 +12,7 @@ from capture.partitioners.decoder import ByDecoder
 from capture.partitioners.field import Field
 from capture.partitioners.subject import SubjectToken
 from capture.partitioners.time import ByTime
-from capture.plugin import load_function
+from capture.stores.plugin import load_function
 
 KNOWN = ("subject:<token, from 0>", "field:<name>", "time", "decoder")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from capture.decoders.contract import by_batch, reason
 from capture.ingest.keys import NONE
 from capture.ingest.record import Record, Records, V
-from capture.plugin import FAULTS
+from capture.stores.plugin import FAULTS
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key per record; records with the same key share blocks. Undecodable ones always have their own key."""

@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from capture.errors import ConfigError
-from capture.plugin import load_function
 from capture.stores.address import SCHEMES, Address
 from capture.stores.contract import Store
 from capture.stores.file import FileStore
 from capture.stores.memory import MemoryStore
 from capture.stores.own_store import is_own, open_own
+from capture.stores.plugin import load_function
 
 KNOWN = (
     "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name, and"

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from capture.errors import CaptureError, ConfigError, StoreError
-from capture.plugin import FAULTS, check_has, ends_task, is_plugin, make_plugin
 from capture.stores.contract import Listing, ObjectInfo, Store, check_path, check_prefix, check_range
+from capture.stores.plugin import FAULTS, check_has, ends_task, is_plugin, make_plugin
 
 METHODS = ("put", "get", "get_range", "list", "delete", "remove_leftovers")
 
