@@ -72,9 +72,7 @@ class Timing:
         if self.every is not None:
             seconds = _interval("every", self.every, LEAST_INTERVAL)
             if seconds != int(seconds):
-                raise ValueError(
-                    f"every is {seconds:g} s; write whole seconds: versions of the server round fractions differently"
-                )
+                raise ValueError(f"every is {seconds:g} s; write whole seconds: servers round fractions differently")
             if seconds > LONGEST:
                 raise ValueError(
                     f"every is {self.every}, more than {show_duration(LONGEST // 1)}, the server's longest"
