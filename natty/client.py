@@ -305,7 +305,7 @@ class Natty:
 
     def pull(self, stream: str, durable: str, **options: Unpack[PullSettings]) -> Pull:
         """Return the bare pull loop, batch by batch, to ack in bulk. Options: `PullSettings`."""
-        return Pull(self.jetstream, stream, durable, make_options(PullOptions, "pull", options))
+        return Pull(self.jetstream, stream, durable, make_options(PullOptions, "pull", options, OF_CONSUMERS))
 
     def group(self, stream_name: str, name: str) -> ElasticGroup:
         """Return an elastic group of a stream, to join and administer it. Sends no request. See docs/groups.md."""

@@ -15,11 +15,11 @@ from natty.streams.schema import ConsumerConfig
 from natty.wire.message import Message
 
 OF_CONSUMERS = {
-    name: f': it is a setting of the consumer; pass consumer={{"{name}": …}} for a new one, or change an existing one'
-    " with `natty consumer edit`"
+    name: f': it is a setting of the consumer; consume(…, consumer={{"{name}": …}}) and ensure_consumer(…, {name}=…)'
+    " make one with it, and `natty consumer edit` changes one"
     for name in ConsumerConfig.__annotations__
 }
-"""Settings that `consume` takes as `consumer`, and the end of the sentence about each."""
+"""Settings that are no options of `consume` and `pull`, and the end of the sentence about each."""
 OrderedBy = str | Callable[[Message], Hashable] | None
 """The key by which messages wait for each other: "subject", "header:NAME", a function of the message, or None.
 

@@ -33,7 +33,11 @@ CALLS = {
     ),
     "consume with a setting of the consumer": (
         lambda client: client.consume("ORDERS", "w", print, filter_subjects=["orders.>"]),
-        r"consume\(\) has no option filter_subjects: it is a setting of the consumer; pass consumer={\"filter",
+        r"consume\(\) has no option filter_subjects: it is a setting of the consumer; consume\(…, consumer={",
+    ),
+    "pull with a setting of the consumer": (
+        lambda client: client.pull("ORDERS", "w", ack_wait=5),
+        r"pull\(\) has no option ack_wait: it is a setting of the consumer; .* and ensure_consumer\(…, ack_wait=…\)",
     ),
     "pull with text": (lambda client: client.pull("ORDERS", "w", expires="10s"), "expires is '10s'; write a number of"),
     "watch with text": (lambda client: client.watch("b", heartbeat="5"), "heartbeat is '5'; write a number of seconds"),
