@@ -33,9 +33,9 @@ class Reporter:
         self.callback = callback
         self.waiting: deque[tuple[PublishError, Awaitable[object]]] = deque()
         self._keep, self._name, self._kept = keep, name, kept
-        self._context = copy_context()
+        self._context = copy_context()  # of the calls: an error may come up in any task, of a handler for example
         self._current: tuple[PublishError, Awaitable[object], asyncio.Task[None]] | None = None
-        self._ended = 0  # calls that were in `waiting`
+        self._queued = 0  # calls that are or were in `waiting`
         self._settling = 0  # callers of `settle`
 
     def __repr__(self) -> str:
@@ -55,6 +55,7 @@ class Reporter:
             return
         if inspect.isawaitable(answer):
             self.waiting.append((error, answer))
+            self._queued += 1
             self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +70,6 @@ class Reporter:
         assert self._current is not None, "`_begin` has set it, and begins no other call before this one has ended"
         error, answer, _ = self._current
         self._current = None
-        self._ended += 1
         fault = asyncio.CancelledError() if call.cancelled() else call.exception()
         if fault is not None:
             self._fail(error, fault)
@@ -90,7 +90,6 @@ class Reporter:
         while self.waiting:
             error, answer = self.waiting.popleft()
             _drop(answer)
-            self._ended += 1
             self._keep(error)
 
     async def settle(self) -> None:
@@ -100,10 +99,10 @@ class Reporter:
         """
         if self.is_called_by_its_own:
             return
-        last = self._ended + len(self.waiting) + (self._current is not None)
+        last = self._queued
         self._settling += 1
         try:
-            while self._current is not None and self._ended < last:
+            while self._current is not None and self._queued - len(self.waiting) <= last:
                 await asyncio.wait({self._current[2]})
         finally:
             self._settling -= 1

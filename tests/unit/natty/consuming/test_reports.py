@@ -83,6 +83,19 @@ async def test_a_stop_during_the_burial_of_a_batch_reports_its_letters_and_hands
     assert sent.finished_messages == 3
 
 
+async def test_a_message_of_a_stopped_batch_that_its_handler_had_settled_is_reported_as_settled():
+    async def settle_the_last(messages: list):
+        messages[-1].ack()
+        raise LookupError
+
+    work, stint, sent, told = burying(settle_the_last, batch=2, batch_wait=0.0)
+    work.add(stint, [raw(1), raw(2)])
+    await work.letters.burying.wait()
+    await work.close(0.0)
+    assert told.calls == [(1, "LookupError", "handed back"), (2, "LookupError", "settled")]
+    assert (work.counts["handed_back"], sent.handed_back) == (1, [raw(1)[1]])
+
+
 async def test_what_would_be_retried_is_handed_back_if_a_stop_comes_first():
     work, stint, sent, told = burying(fail_with_all, refused=1, batch=2, batch_wait=0.0)
     work.add(stint, [raw(1), raw(2)])

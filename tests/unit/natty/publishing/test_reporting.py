@@ -1,6 +1,7 @@
 """Errors of publishing on their way to the program's callback: each is given to it or kept, and never both."""
 
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 from patient import jump, until
@@ -75,13 +76,30 @@ async def test_whoever_waits_for_the_callback_does_not_wait_for_many_calls_that_
 async def test_settle_waits_for_the_errors_so_far_and_not_for_later_ones():
     errors, callback = PublishErrors(), Callback(1)
     errors.call(callback)
-    callback.gate.set()
     errors.add(PublishError("0"))
     settled = asyncio.create_task(errors.settle())
-    await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not settled.done()
     errors.add(PublishError("1"))
+    callback.gate.set()
     await until(settled.done)
     assert (callback.ended, unread(errors)) == (["0"], [])
+
+
+async def test_the_callback_runs_in_the_context_in_which_it_was_given():
+    errors, seen, place = PublishErrors(), [], ContextVar("place")
+    place.set("at the start")
+
+    @errors.call
+    async def note(error):
+        seen.append(place.get())
+        place.set("in a call")
+
+    place.set("where the error came up")
+    fill(errors, 2)
+    await errors.settle()
+    assert seen == ["at the start"] * 2
 
 
 async def test_another_callback_gets_the_errors_that_come_after_it():
