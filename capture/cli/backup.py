@@ -13,6 +13,7 @@ from capture.cli import settings
 from capture.restoring.backup import Moved, export_backup, import_backup
 from capture.restoring.past import only_stream
 from capture.stores import open_store
+from capture.stores.own_store import shown
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
@@ -29,7 +30,7 @@ def import_(
     """Make an archive from a backup of the nats tool, made on a server of version 2.15 or later. Needs no server."""
     wanted = settings.archive(config, {"store": archive or store}, {}, needs=("store",))
     moved = run_async(import_backup(backup, wanted, open_store(wanted.store)))
-    _show(moved, f"imported into {wanted.store}", as_json)
+    _show(moved, f"imported into {shown(wanted.store)}", as_json)
 
 
 def export(

@@ -27,7 +27,7 @@ from capture.config.load import settings as settings_of
 from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
 from capture.config.provenance import Given, Place
-from capture.config.secrets import HIDDEN, check_exposure
+from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
@@ -36,7 +36,7 @@ from capture.ingest.hooks import hook
 from capture.ingest.layout import layout
 from capture.partitioners import partitioner
 from capture.stores import Address, open_store
-from capture.stores.own_store import is_own
+from capture.stores.own_store import HIDDEN, is_own, shown
 from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve
@@ -249,10 +249,10 @@ def _redact_servers(urls: str) -> str:
 
 
 def _redact_store(url: str) -> str:
-    if not is_own(url) and ("://" not in url or url.startswith("file://")):
-        return url
+    if is_own(url) or "://" not in url or url.startswith("file://"):
+        return shown(url)
     plain, mark, query = url.partition("?")
     parts = [part.partition("=") for part in query.split("&") if part]
-    known = () if is_own(url) else Address.__struct_fields__
+    known = Address.__struct_fields__
     said = "&".join(f"{name}{sign}{value if name in known else HIDDEN}" for name, sign, value in parts)
     return redact(plain) + mark + redact(said)

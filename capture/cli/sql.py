@@ -20,6 +20,7 @@ from capture.reading.merge import make_look
 from capture.reading.shares import plan_shares
 from capture.spark import Rows, SparkDriver, View
 from capture.stores import open_store
+from capture.stores.own_store import shown
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 
@@ -89,7 +90,7 @@ async def _by_spark(
     config: CaptureConfig, objects: list[Stored], query: str, schema: str | None, *, checked: bool
 ) -> Rows:
     if not objects:
-        raise CaptureError(f"the archive in {config.store} is empty")
+        raise CaptureError(f"the archive in {shown(config.store)} is empty")
     plan = plan_shares(objects)
     view = View(
         objects=[share.stored for share in plan],

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from capture.config.provenance import Given, Place, Setting
 from capture.errors import ConfigError
 from capture.spark.options import PLACE, SECRET
+from capture.stores.own_store import HIDDEN, read_query
 from natty.config.secret_files import exposure
 
-HIDDEN = "***"
-
+_OF_STORE = re.compile("secret|passw|passphrase|pwd|token|credential|(api|access|account|private).?key", re.IGNORECASE)
 _PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a token
 
 
@@ -39,7 +39,7 @@ def check_exposure(path: Path | None, given: Given) -> None:
 
 
 def _is_secret(place: Place, setting: Setting) -> bool:
-    """Return whether this is a secret in the file: a password or token of NATS, or a secret property of Spark."""
+    """Return whether this is a secret in the file: of NATS, a property of Spark, or a setting of a user's store."""
     if setting.origin.kind != "file":
         return False
     match place:
@@ -50,7 +50,23 @@ def _is_secret(place: Place, setting: Setting) -> bool:
         case ("spark", "properties", *names):
             name = ".".join(names)
             return bool(SECRET.search(name)) and not PLACE.search(name)
+        case ("store",) | ("store", "url"):
+            return any(_is_secret_of_store(*one) for one in _query_of(str(setting.value)).items())
+        case ("store", name):
+            return _is_secret_of_store(name, str(setting.value))
     return False
+
+
+def _is_secret_of_store(name: str, value: str) -> bool:
+    has_name = _OF_STORE.search(name) and not PLACE.search(name)
+    return bool(has_name or _PASSWORD.search(value))
+
+
+def _query_of(url: str) -> dict[str, str]:
+    try:
+        return read_query(url.partition("?")[2])
+    except ConfigError:  # `open_store` refuses it
+        return {}
 
 
 def _as_list(value: Any) -> list[Any]:

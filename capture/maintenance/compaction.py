@@ -24,6 +24,7 @@ from capture.maintenance.engine import Engine, FileGroup, Merged, Part
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.stores.contract import Listing, Store
+from capture.stores.own_store import opening_url
 
 MOST_DELETED = 20_000
 """Objects that a run deletes before it merges, in less than a minute; the next run deletes more."""
@@ -209,7 +210,7 @@ async def compact(
         plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by)
         return plan_at(token=pointer.token, unique=unique, leave=leave | expired)
 
-    failed, groups, merged = await _merge_due(engine, store.url, due)
+    failed, groups, merged = await _merge_due(engine, opening_url(store), due)
     if not groups:
         return _report(commits.head, [], [], 0.0, gone, [])
     table = apply(picture, groups, merged, now=now + elapsed() - started)

@@ -11,6 +11,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, NotStoredError, OtherStoreError
 from capture.ingest.board import Board
 from capture.stores import Store
+from capture.stores.own_store import opening_url
 from natty import Natty, NattyError
 
 WAYS_ON = (
@@ -55,7 +56,8 @@ async def _has(natty: Natty, store: Store, config: CaptureConfig, head: Head) ->
     }
     if head.path in found or max(found.values(), default=0) > head.number:
         return True
-    return bool(found) and await _read_known_store(natty, config) == store.url
+    is_clear = opening_url(store) == store.url  # otherwise a store with other settings may have the same URL
+    return bool(found) and is_clear and await _read_known_store(natty, config) == store.url
 
 
 async def _is_captured(store: Store, stream: str) -> bool:

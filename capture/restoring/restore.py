@@ -16,6 +16,7 @@ from capture.restoring.past import Window, only_stream
 from capture.restoring.plan import Options, Plan
 from capture.restoring.rebuild import Restored, prepare, restore_exactly
 from capture.restoring.replay import rebuild_published
+from capture.stores.own_store import opening_url
 from natty import Natty
 
 
@@ -82,5 +83,5 @@ def load_config(archive: Where, stream: str) -> CaptureConfig:
     """Return the configuration of an archive, for this stream. ConfigError."""
     if isinstance(archive, CaptureConfig):
         return msgspec.structs.replace(archive, stream=stream)
-    store = str(archive) if isinstance(archive, str | Path) else archive.url
+    store = str(archive) if isinstance(archive, str | Path) else opening_url(archive)
     return load(None, {"store": store, "stream": stream}, environment={})

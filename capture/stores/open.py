@@ -13,6 +13,7 @@ from capture.stores.file import FileStore
 from capture.stores.memory import MemoryStore
 from capture.stores.own_store import is_own, open_own
 from capture.stores.plugin import load_function
+from natty.config.settings import redact
 
 KNOWN = (
     "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name, and"
@@ -56,10 +57,11 @@ def open_store(url: str | Path | Store) -> Store:
         name = url.partition("://")[2]
         return _memory.setdefault(name, MemoryStore(name))
     if parts.scheme == "file":
+        plain = redact(url.partition("?")[0])
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise ConfigError(f"{url!r} names a host or a relative folder; write file:///folder, with three slashes")
+            raise ConfigError(f"{plain!r} names a host or a relative folder; write file:///folder, with three slashes")
         if parts.query not in ("", "private=true", "private=false"):
-            raise ConfigError(f"{url!r}: the query of a folder's URL is private=true, or empty")
+            raise ConfigError(f"{plain!r}: the query of a folder's URL is private=true, or empty")
         return FileStore(url2pathname(parts.path), private=parts.query == "private=true")
     raise ConfigError(f"{parts.scheme}:// is not a kind of store that this version supports; supported are {KNOWN}")
 

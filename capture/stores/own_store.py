@@ -11,14 +11,31 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from capture.errors import CaptureError, ConfigError, StoreError
 from capture.stores.contract import Listing, ObjectInfo, Store, check_path, check_prefix, check_range
-from capture.stores.plugin import FAULTS, check_has, ends_task, is_plugin, make_plugin
+from capture.stores.plugin import FAULTS, check_has, check_not_pythons, ends_task, is_plugin, make_plugin
 
+HIDDEN = "***"
 METHODS = ("put", "get", "get_range", "list", "delete", "remove_leftovers")
 
 
 def is_own(url: str) -> bool:
     """Return whether a URL names a function of the user that returns a store: "module:function/folder?name=value"."""
     return is_plugin(url.partition("?")[0].partition("/")[0]) is not None
+
+
+def hide_values(url: str) -> str:
+    """Return a URL with the names of the settings in its query, and without their values, which may be secret."""
+    plain, mark, query = url.partition("?")
+    return plain + mark + "&".join(f"{part.partition('=')[0]}={HIDDEN}" for part in query.split("&") if part)
+
+
+def shown(url: str) -> str:
+    """Return a configured URL for messages: that of a user's store without the values of its settings."""
+    return hide_values(url) if is_own(url) else url
+
+
+def opening_url(store: Store) -> str:
+    """Return the URL with which other processes open this store: in messages and records use `store.url`."""
+    return store.full_url if isinstance(store, OwnStore) else store.url
 
 
 def open_own(url: str) -> OwnStore:
@@ -34,12 +51,15 @@ def open_own(url: str) -> OwnStore:
         settings = read_query(query)
     except ConfigError as error:
         raise ConfigError(f"{plain}: {error}") from None
+    if HIDDEN in settings.values():
+        raise ConfigError(f"{plain}: the values of this URL are hidden: write them in the place of {HIDDEN}")
     prefix = unquote(folder.strip("/"))
     if prefix:
         try:
             check_path(prefix)
         except StoreError as error:
             raise ConfigError(f"{plain}: {error}") from error
+    check_not_pythons(spec, "store")
     return OwnStore(make_plugin(spec, "store", needs=METHODS, settings=settings), url, prefix)
 
 
@@ -73,19 +93,23 @@ class OwnStore:
 
     Every path is checked before the user's store gets it. An exception that is not a CaptureError becomes a StoreError
     with the name of the operation and the path, so that it is retried and reported as one of a store of ours.
+
+    `url` is for messages and records: it hides the values of settings. `full_url` has them.
     """
 
     def __init__(self, inner: Store, url: str = "", prefix: str = "") -> None:
         """`url` opens this store in other processes; default: the `url` of `inner`. ConfigError if neither is given."""
         check_has(inner, METHODS if url else (*METHODS, "url"), "store is a")
-        self.url: str = url or inner.url
-        if not isinstance(self.url, str):
-            raise ConfigError(f"store is a {type(inner).__name__}, whose url is {type(self.url).__name__}, not a text")
+        self.full_url: str = url or inner.url
+        if not isinstance(self.full_url, str):
+            kind = type(self.full_url).__name__
+            raise ConfigError(f"store is a {type(inner).__name__}, whose url is {kind}, not a text")
+        self.url = hide_values(self.full_url)
         self._inner = inner
         self._prefix = f"{prefix}/" if prefix else ""
 
     def __repr__(self) -> str:
-        return f"OwnStore({self.url.partition('?')[0]!r}, {self._inner!r})"
+        return f"OwnStore({self.url!r}, a {type(self._inner).__name__})"
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -47,6 +48,19 @@ def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., A
     if not callable(found):
         raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
     return found  # type: ignore[no-any-return]
+
+
+def check_not_pythons(spec: str, what: str) -> None:
+    """Raise ConfigError if "module:attribute" can't be loaded, or names a function of Python itself, as `os:system`.
+
+    Use it for names in URLs, which others may have written. Functions of other installed packages are not refused.
+    """
+    made = load_function(spec, what, ())
+    homes = [spec.partition(":")[0]]
+    if inspect.isroutine(made) or inspect.isclass(made):
+        homes.append(made.__module__ or "")
+    if not sys.stdlib_module_names.isdisjoint(home.partition(".")[0] for home in homes):
+        raise ConfigError(f"the {what} {spec!r} is a part of Python, not a {what}")
 
 
 def make_plugin(

@@ -7,6 +7,7 @@ import shutil
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from command_line import settings_of
@@ -19,7 +20,7 @@ from capture.ingest.board import Board
 from capture.node.moved_store import check_not_moved
 from capture.node.node import Node
 from capture.status.status import look
-from capture.stores import open_store
+from capture.stores import MemoryStore, open_store
 from capture.verification.check import check
 
 EAGER = {"decoder": "raw", "limits__max_age": 0.2}
@@ -140,6 +141,21 @@ async def test_the_same_store_under_another_spelling_is_the_same(fleet, first):
     for spelling in (fleet.store.as_uri(), str(fleet.folder / "link"), f"{fleet.folder}/../{fleet.folder.name}/lake"):
         async with running(load(fleet.configure(**EAGER, store=spelling))) as node:
             await until(lambda node=node: node.start.over)
+
+
+async def test_an_old_copy_in_a_users_store_with_other_settings_is_not_taken_for_the_archive(fleet, monkeypatch):
+    module, stores = ModuleType("vaults"), {"a": MemoryStore("a"), "b": MemoryStore("b")}
+    module.vault = lambda name: stores[name]
+    monkeypatch.setitem(sys.modules, "vaults", module)
+    await fleet.publish([b"1"] * 10)
+    config = load(fleet.configure(**EAGER, store="vaults:vault?name=a"))
+    await captured(fleet, config, 10)
+    for one in await stores["a"].list():
+        await stores["b"].put(one.path, await stores["a"].get(one.path))
+    await fleet.publish([b"2"] * 10)
+    await captured(fleet, config, 20)
+    said = await refusal(load(fleet.configure(**EAGER, store="vaults:vault?name=b")))
+    assert said.startswith(f"the store vaults:vault?name=*** has lost the archive {fleet.stream}: ")
 
 
 async def test_a_store_whose_archive_was_lost_is_refused(fleet, first):

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,6 +15,7 @@ from own_code import find_block, write_module
 from patient import PATIENCE
 
 from capture.config.load import load
+from capture.ingest.board import BUCKET, Board
 from capture.node.node import Node
 from capture.stores import MemoryStore, check_store, open_store
 from capture.verification.check import check
@@ -173,8 +176,9 @@ async def test_a_users_store_can_choose_by_the_folder_that_the_layout_makes_of_t
 )
 async def test_the_program_of_a_page_is_a_node(fleet, module, tmp_path, page, configured, end):
     write_module(module, "msgpack_blocks")
-    store = open_store(f"sqlite_store:SqliteStore?file={tmp_path}/orders.db")
-    config = fleet.configure(limits__max_age=0.3, store=store.url if configured else "")
+    url = f"sqlite_store:SqliteStore?file={tmp_path}/orders.db"
+    store = open_store(url)
+    config = fleet.configure(limits__max_age=0.3, store=url if configured else "")
     program = find_block("from capture import Node, load", page)
     for file in ("capture.toml", "orders.db"):
         program = program.replace(f'"{file}"', f'"{tmp_path}/{file}"')
@@ -211,6 +215,38 @@ async def test_a_node_stores_all_when_a_users_store_was_cancelled_inside(fleet, 
         await running
     assert store.cancelled == 3
     assert "failed in the store memory://cancelled: CancelledError" in caplog.text
+
+
+async def test_no_log_and_no_record_holds_the_values_of_a_users_stores_settings(fleet, caplog, monkeypatch):
+    module = ModuleType("vault")
+    module.Vault = lambda password: MemoryStore("vault")
+    monkeypatch.setitem(sys.modules, "vault", module)
+    config = fleet.configure(
+        store="vault:Vault?password=hunter2", partition="time", limits__max_age=0.2, sweep__every=0.5
+    )
+    Path(config).chmod(0o600)
+    caplog.set_level(logging.DEBUG)
+    node = Node(load(config))
+    running = asyncio.create_task(node.run())
+    board = Board(fleet.natty, node.config.name)
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish([b"{}"] * 3)
+        async with asyncio.timeout(PATIENCE):
+            while not (state := (await board.read()).state):
+                await asyncio.sleep(0.05)
+        said = await capture("status", "--config", config, "--json", status=None)
+        kept = {key: (await fleet.natty.get(BUCKET, key)).value for key in await fleet.natty.keys(BUCKET)}
+    finally:
+        node.stop()
+        await running
+    assert state.store == "vault:Vault?password=***"
+    assert "vault:Vault?password=***" in said
+    assert kept
+    assert b"hunter2" not in b"".join(kept.values())
+    assert "hunter2" not in said
+    assert "captures" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["no-such-module:Mine", "lake"])

@@ -1,5 +1,6 @@
 """A store of the user, `module:function`: opened by its URL, kept to the contract, and refused in one sentence."""
 
+import subprocess
 import sys
 from types import ModuleType
 
@@ -12,7 +13,7 @@ from capture.config.streams import below
 from capture.errors import AlreadyStoredError, ConfigError, NotStoredError, StoreError
 from capture.stores import FileStore, MemoryStore, OwnStore, check_store, open_store
 from capture.stores.open import explain_unopenable
-from capture.stores.own_store import guard
+from capture.stores.own_store import guard, opening_url
 
 SHELF = MemoryStore("shelf")
 
@@ -43,6 +44,7 @@ def shelves(monkeypatch):
     def unable(**settings):
         raise RuntimeError("no such bucket")
 
+    module.run = subprocess.run
     module.shelf, module.needy, module.unable = shelf, needy, unable
     module.Plain, module.failing, module.number = MemoryStore, Failing, 7
     module.other = lambda: "not a store"
@@ -62,7 +64,7 @@ async def test_the_query_is_the_functions_arguments_and_the_folder_is_captures(s
     await store.put("a/b", b"1", if_absent=False)
     assert [one.path for one in await SHELF.list("or ders/")] == ["or ders/a/b"]
     assert [one.path for one in await store.list("a/")] == ["a/b"]
-    assert await open_store(store.url).get("a/b") == b"1", "the URL opens it again"
+    assert await open_store(opening_url(store)).get("a/b") == b"1", "the URL opens it again"
     with pytest.raises(AlreadyStoredError):
         await store.put("a/b", b"2")
     with pytest.raises(NotStoredError):
@@ -98,6 +100,9 @@ async def test_an_error_of_the_users_driver_becomes_a_store_error_with_operation
         ("s3:bucket/a", r"write s3://bucket/a, or \./s3:bucket/a for a folder"),
         ("file:/a", r"write file:///a, or \./file:/a for a folder"),
         ("2026:orders", r"Write \./2026:orders for a folder"),
+        ("shelves:shelf?bucket=***", r"^shelves:shelf: the values of this URL are hidden: write them in the place of"),
+        ("os:system?command=true", "^the store 'os:system' is a part of Python, not a store"),
+        ("shelves:run?args=true", "^the store 'shelves:run' is a part of Python, not a store"),
     ],
 )
 def test_a_store_that_can_not_be_made_is_refused_with_the_reason_and_what_to_write(url, sentence):
@@ -199,6 +204,24 @@ def test_each_of_several_streams_has_a_folder_before_the_query():
 
 def test_the_values_of_a_users_store_are_not_shown_since_they_may_be_secret():
     assert redact_value(("store",), "shelves:shelf/a?token=x&region=eu") == "shelves:shelf/a?token=***&region=***"
+
+
+def test_a_users_store_does_not_show_the_values_of_its_settings():
+    store = open_store("shelves:shelf/a?token=hunter2&region=hunter2")
+    assert store.url == "shelves:shelf/a?token=***&region=***"
+    assert opening_url(store) == "shelves:shelf/a?token=hunter2&region=hunter2"
+    assert "hunter2" not in repr(store)
+
+
+@pytest.mark.parametrize(
+    "url", ["plug-x:nope?password=hunter2", "s3:foo?password=hunter2", "shelvez:shelf?password=hunter2",
+            "shelves:needy?password=hunter2", "shelves:shelf?hunter2", "file://lake?password=hunter2", "file:///lake?password=hunter2",
+            "s3://lake?password=hunter2", "smb://me:hunter2@host/x?password=hunter2", "file://me:hunter2@host/x"]
+)  # fmt: skip
+def test_no_refusal_of_a_url_shows_what_may_be_secret(url):
+    with pytest.raises(ConfigError) as refused:
+        open_store(url)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_other_engines_reach_a_users_store_only_at_a_location_that_is_named():

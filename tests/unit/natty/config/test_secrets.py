@@ -176,6 +176,20 @@ def test_every_file_with_a_secret_is_refused_where_others_may_read_it(tmp_path):
     spark = '[spark.properties]\n"spark.authenticate.secret" = "x"\n'
     with pytest.raises(ConfigError, match=r"holds secrets \(spark\.properties\.spark\.authenticate\.secret\)"):
         load(Path(exposed("capture.toml", f'stream = "S"\nstore = "lake"\n{spark}')), environment={})
+    own = 'url = "shelf:Shelf"'
+    for secret, name in (
+        (f'{own}\npassword = "x"', "store.password"),
+        (f'{own}\napi_key = "x"', "store.api_key"),
+        (f'{own}\ndsn = "db://me:x@host"', "store.dsn"),
+        ('url = "shelf:Shelf?token=x"', "store.url"),
+    ):
+        file = exposed("capture.toml", f'stream = "S"\n[store]\n{secret}\n')
+        with pytest.raises(ConfigError, match=rf"capture.toml holds secrets \({name}\), and others may"):
+            load(Path(file), environment={})
+    with pytest.raises(ConfigError, match=r"capture.toml holds secrets \(store\), and others may"):
+        load(Path(exposed("capture.toml", 'stream = "S"\nstore = "shelf:Shelf?pwd=x"\n')), environment={})
+    harmless = f'{own}\nfile = "/lake.db"\npassword_file = "p"\nkeyspace = "k"\nat = "https://host/a"'
+    assert load(Path(exposed("capture.toml", f'stream = "S"\n[store]\n{harmless}\n')), environment={}).stream == "S"
     plain = exposed("capture.toml", 'stream = "S"\nstore = "lake"\n[nats]\nservers = "tls://host"\nuser = "me"\n')
     assert load(Path(plain), environment={}).stream == "S"
     with pytest.raises(SparkError, match=r"holds secrets \(spark.authenticate.secret\), and others may"):
