@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         StoreFullError as StoreFullError,
         StoreUnfitError as StoreUnfitError,
         StoreUnreadableError as StoreUnreadableError,
+        WriterError as WriterError,
     )
     from capture.node.node import Node as Node
     from capture.reading.read import read as read, read_batches as read_batches
@@ -46,7 +47,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
             NotStoredError NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError
             RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
-            StoreUnreadableError
+            StoreUnreadableError WriterError
         """,
         "capture.node.node": "Node",
         "capture.reading.read": "read read_batches",

@@ -69,6 +69,10 @@ class StoreUnreadableError(StoreError):
     """The store can't be read or written: check its permissions."""
 
 
+class WriterError(StoreError):
+    """A writer of your own failed; nothing was acknowledged, so nothing is lost."""
+
+
 class SpillError(CaptureError):
     """The disk of the buffers failed; nothing in them was acknowledged, so nothing is lost."""
 

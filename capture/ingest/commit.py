@@ -12,19 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_hex
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Protocol
 
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.picture import GRACE
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import ending_of
-from capture.errors import AlreadyStoredError, ConfigError, StoreError
+from capture.errors import AlreadyStoredError, ConfigError, StoreError, WriterError
 from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout
 from capture.stores.contract import Store
 from natty.config.units import write_count
-from natty.wire.repeated import Repeated
+from natty.wire.repeated import MOST_STATES, Repeated
 
 if TYPE_CHECKING:
     from capture.ingest.block import Writer
@@ -109,6 +110,7 @@ class Committer:
         self._clock = clock
         self._sleep = sleep
         self._repeated = Repeated(log)
+        self._faults: set[object] = set()  # of the writer: a type, and the line that raised it
 
     def __repr__(self) -> str:
         return f"Committer({self._store.url}, {self._writer.format}, node={self.options.node!r})"
@@ -119,13 +121,13 @@ class Committer:
         Each call uses its own names, so a block or entry that already exists was written by an earlier attempt of this
         call. Nothing is acknowledged before block and entry are durable, even if the call is cancelled.
 
-        Raises StoreError if a user's writer failed, if the store failed `attempts` times, or if it was so slow that the
-        sweep may delete the block; the messages are then handed back to the server.
+        Raises WriterError if a user's writer failed, StoreError if the store failed `attempts` times, or if it was so
+        slow that the sweep may delete the block; the messages are then handed back to the server.
         """
         began, stored, failure = time.monotonic(), None, None
         try:
             with self._hand_back_if_failing(block):
-                data, stored = await asyncio.to_thread(self._serialise, block)
+                data, stored = await self._write(block)
             await self._store_and_settle(block, data, stored)
             return stored
         except BaseException as error:
@@ -159,6 +161,23 @@ class Committer:
             by_delay[ladder[min(deliveries, len(ladder)) - 1]].append(reply)
         for delay, replies in by_delay.items():
             self._acknowledger.nak(replies, delay)
+
+    async def _write(self, block: SealedBlock) -> tuple[bytes, Stored]:
+        """Return the object of the block, and its entry. WriterError; the traceback is logged once for each fault."""
+        try:
+            return await asyncio.to_thread(self._serialise, block)
+        except StoreError as error:
+            self._log_traceback(error)
+            raise WriterError(str(error)) from error
+
+    def _log_traceback(self, error: StoreError) -> None:
+        if (fault := error.__cause__) is None:  # what the user's code raised
+            return
+        lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(fault.__traceback__)]
+        kind = (type(fault), *lines[-1:])
+        if kind not in self._faults and len(self._faults) < MOST_STATES:
+            self._faults.add(kind)
+            log.error("%s", error, exc_info=fault, extra={"action": "writer_failed"})
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
         writer_for = getattr(self._writer, "writer_for", None)  # only writers of more than one format have it
@@ -263,7 +282,8 @@ def _count_attempts(attempts: int, error: StoreError) -> StoreError:
 
 
 def _describe(error: StoreError, block: SealedBlock, url: str) -> StoreError:
+    where = "" if isinstance(error, WriterError) else f" in {url}"
     return type(error)(
         f"{write_count(block.count, 'message')} of {block.stream} ({block.first}–{block.last}, key {block.key!r})"
-        f" could not be stored in {url}: {error}. None of them was acknowledged; the server will deliver them again"
+        f" could not be stored{where}: {error}. None of them was acknowledged; the server will deliver them again"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -123,6 +124,10 @@ async def test_messages_that_a_users_writer_can_not_write_are_handed_back_and_st
         await running
     assert picky.failed == 1
     assert "the writer Picky failed on" in caplog.text
+    faults = [one for one in caplog.records if one.__dict__.get("action") == "writer_failed"]
+    assert len(faults) == 1  # with the line of the writer that raised
+    assert 'raise self._fault("this one is bad")' in logging.Formatter().format(faults[0])
+    assert f"could not be stored in {node.store.url}" not in caplog.text  # it is no fault of the store
     assert f"{fault.__name__}: this one is bad. None of them was acknowledged" in caplog.text
     stored = [one for one in await node.store.list(BLOCKS) if one.path.endswith(".picky")]
     lines = b"\n".join([await node.store.get(one.path) for one in stored]).split(b"\n")

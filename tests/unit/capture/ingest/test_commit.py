@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from capture.archive.manifest import Partition, Stored, entry_path
 from capture.archive.sequences import Sequences
-from capture.errors import AlreadyStoredError, ConfigError, StoreError, StoreFullError
+from capture.errors import AlreadyStoredError, ConfigError, StoreError, StoreFullError, WriterError
 from capture.formats import parquet, writer
+from capture.formats.own_format import OwnFormat
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.hooks import Completion
@@ -225,6 +227,31 @@ async def test_what_is_no_store_error_acknowledges_and_hands_back_nothing() -> N
         await committer.commit(block(1))
     assert events == []
     assert [(one.path, one.bytes, one.count, one.error) for one in told] == [("", 0, 1, fault.value)]
+
+
+async def test_the_traceback_of_a_users_writer_is_logged_once_for_each_fault(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine:
+        format = "mine"
+
+        def write(self, block: SealedBlock) -> bytes:
+            if block.first < 3:
+                raise KeyError(block.first)
+            raise ValueError(block.first)
+
+    events: list[str] = []
+    committer = Committer(Unreliable(events), OwnFormat.of(Mine()), Ledger(events))
+    for sequence in range(1, 5):
+        with pytest.raises(
+            WriterError, match=r"could not be stored: the writer Mine failed on 1 message: \w+: \d\. None"
+        ):
+            await committer.commit(block(sequence))
+    texts = [logging.Formatter().format(one) for one in caplog.records]
+    assert [(text.splitlines()[0], text.splitlines()[-1]) for text in texts] == [
+        ("the writer Mine failed on 1 message: KeyError: 1", "KeyError: 1"),
+        ("the writer Mine failed on 1 message: ValueError: 3", "ValueError: 3"),
+    ]
+    assert all(f'File "{__file__}", line' in text for text in texts)
+    assert events == ["nak"] * 4
 
 
 async def test_a_commit_cancelled_while_it_waits_for_the_store_acknowledges_nothing() -> None:
