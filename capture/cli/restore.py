@@ -172,7 +172,7 @@ async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None
     config = msgspec.structs.replace(wanted.config, stream=wanted.config.stream or await only_stream(store))
     async with Natty(**config.nats) as natty:
         plan = await prepare(natty, config, store, wanted.options, offline=wanted.offline)
-        if say:
+        if say and (plan.messages or not plan.obstacles):
             terminal.say(*_describe(plan, wanted).splitlines())
         if plan.obstacles:
             raise RestoreRefusedError("; ".join(plan.obstacles))

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from capture.archive.chain import Head
 from capture.archive.identity import holds_archive, require_archive
-from capture.archive.sequences import Sequences
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
@@ -25,6 +24,7 @@ from capture.verification.check import Check, check
 from capture.verification.outputs import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
 from capture.verification.purge import Margin, Plan, Stock, find_purge_subjects, plan_purge, take_stock
 from capture.verification.purge import purge as purge_stream
+from capture.verification.verdict import Holdings
 from natty import Natty, NattyError, NotConnectedError, RequestTimeoutError
 from natty.cli import connect
 from natty.cli.ask import confirm, seconds
@@ -227,7 +227,7 @@ def purge(
     purged = None
     if plan.messages and not dry_run:
         confirm(_question(wanted, plan), force=force)
-        purged = run_async(_purge(wanted, checked.held.proven, plan))
+        purged = run_async(_purge(wanted, checked.held, plan))
     if as_json:
         print_document(_as_dict(checked, plan, purged, dry_run))
     elif purged is not None:
@@ -242,15 +242,15 @@ async def _plan(wanted: _Wanted) -> tuple[Check, Plan]:
             await require_archive(store)
             await find_purge_subjects(natty, config, store)  # anything that refuses does so before everything is read
             checked = await check(natty, config, store, on_progress=on_progress)
-            return checked, plan_purge(await _stock(natty, wanted), checked.held.proven, wanted.margin.messages)
+            return checked, plan_purge(await _stock(natty, wanted), checked.held, wanted.margin.messages)
 
 
-async def _purge(wanted: _Wanted, proven: Sequences, plan: Plan) -> int:
+async def _purge(wanted: _Wanted, held: Holdings, plan: Plan) -> int:
     """Purge what was confirmed, or less if more is needed by now: the confirmation may have taken an hour."""
     config = wanted.config
     async with Natty(**config.nats) as natty:
         stock = await _stock(natty, wanted)
-        now = plan_purge(stock, proven, wanted.margin.messages)
+        now = plan_purge(stock, held, wanted.margin.messages)
         return await purge_stream(natty, config.stream, min(now.before, plan.before), stock.filters)
 
 

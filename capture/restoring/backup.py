@@ -26,7 +26,7 @@ from capture.archive.signing import Signer
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import ConfigError, FormatError, NotStoredError, RestoreError
-from capture.formats import retain_of, writer
+from capture.formats import writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.layout import layout
@@ -179,7 +179,7 @@ async def _store_blocks(backup: _Backup, config: CaptureConfig, store: Store) ->
     partition = partitioner(config.partition)
     async with aclosing(backup.batches()) as batches:
         blocks = OpenBlocks(config.limits.limits())
-        await capture(batches, decode, partition, blocks, committer.commit, retain=retain_of(made_by))
+        await capture(batches, decode, partition, blocks, committer.commit, retain=made_by.retain)
 
 
 @dataclass

@@ -103,9 +103,10 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
     config, cut = _target_config(past, options, exact)
     consumers, left = _consumers(past, options, there, last, exact)
     gaps = Sequences.from_range(first, last) - there
+    unrestorable = list(_report_unrestorable(wanted - there, spoilt))
     not_kept = [
         *cut,
-        *_report_unrestorable(wanted - there, spoilt),
+        *unrestorable,
         *_report_missing(past, options.window, gaps - (wanted - there)),
         *left,
         *_report_too_old(config, objects, there, now),
@@ -128,7 +129,7 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
         exact=exact,
         not_kept=tuple(not_kept),
         obstacles=tuple(
-            [*_report_no_match(past, options.window, there)]
+            [*_report_nothing(past, options.window, there, unrestorable)]
             + ([] if options.replay else [*obstacles(past, config, options, target, size)])
         ),
     )
@@ -320,8 +321,12 @@ def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterabl
             )
 
 
-def _report_no_match(past: Past, window: Window, wanted: Sequences) -> Iterable[str]:
-    if not wanted and window != Window():
+def _report_nothing(past: Past, window: Window, there: Sequences, unrestorable: list[str]) -> Iterable[str]:
+    """Report that there is no message to restore, unless the stream was empty."""
+    if there:
+        return
+    yield from (f"nothing can be restored: {sentence}" for sentence in unrestorable)
+    if not unrestorable and window != Window():
         yield f"nothing is restored: no message of {past.stream} matches the request"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from asyncio import to_thread
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from capture.archive.encryption import Keys
 from capture.archive.manifest import TABLE, Stored, is_outside, list_blocks
 from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import format_of
 from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStoredError
 from capture.stores.contract import Store
 from capture.verification.verdict import Holdings
@@ -287,6 +289,7 @@ def _add_up(
         stored=stored,
         table=tabled,
         undecodable=stored - Sequences.union_of(find_held(one) for one in records if one.key != UNDECODABLE_KEY),
+        incomplete=_find_incomplete(records, find_held),
         proven=Sequences.union_of(map(recorded_sequences, proofs)),
         removed=removed - stored - lost,
         lost=lost,
@@ -299,12 +302,22 @@ def _add_up(
     )
 
 
+def _find_incomplete(records: list[Stored], find_held: Callable[[Stored], Sequences]) -> dict[str, Sequences]:
+    """Return the sequences that are in no object of a format that keeps messages whole, by the name of their format."""
+    partly: dict[str, list[Sequences]] = defaultdict(list)
+    for one in records:
+        if not format_of(one.format).restorable:
+            partly[one.format.partition(".")[0]].append(find_held(one))
+    if not partly:
+        return {}
+    whole = Sequences.union_of(find_held(one) for one in records if format_of(one.format).restorable)
+    return {name: Sequences.union_of(several) - whole for name, several in partly.items()}
+
+
 def _sequences_of(record: Stored, finding: Finding) -> Sequences:
     return (finding.held or Sequences()) if finding.state in BROKEN else recorded_sequences(record)
 
 
 def _is_proof(record: Stored, finding: Finding) -> bool:
     """Return whether the object proves its messages: CSV does not store the payloads that it turns into rows."""
-    from capture.formats import reader  # imported here, so that the arithmetic needs no pyarrow
-
-    return finding.state is State.SOUND and reader(record.format).restorable
+    return finding.state is State.SOUND and format_of(record.format).restorable

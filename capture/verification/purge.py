@@ -16,6 +16,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import NotStoredError, PurgeRefusedError
 from capture.ingest.source import stream_info
 from capture.stores import Store
+from capture.verification.verdict import Holdings
 from natty import Batch, JetStreamError, Natty
 from natty.config.units import parse_time
 from natty.jetstream import NO_MESSAGE
@@ -61,16 +62,16 @@ class Plan:
     reason: str
 
 
-def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
-    """Decide up to where the stream may be purged; pure.
+def plan_purge(stock: Stock, held: Holdings, keep: int = 0) -> Plan:
+    """Decide up to where the stream may be purged, by what the archive holds of it; pure.
 
     Every purged message is proven to be stored, no other reader needs it, and it is not among the newest `keep`
     messages or the young ones. A purge deletes everything below a sequence, so it ends at the first message that must
     stay.
     """
     bounds = [(stock.present.last + 1 if stock.present else 1, "no message has to be kept")]
-    if unproven := stock.ours - proven:
-        bounds.append((unproven.first, f"sequence {unproven.first} is not proven to be stored"))
+    if unproven := stock.ours - held.proven:
+        bounds.append((unproven.first, f"sequence {unproven.first} {_explain(unproven.first, held)}"))
     bounds += [
         (floor + 1, f"{name} still needs messages after sequence {floor}") for name, floor in stock.floors.items()
     ]
@@ -80,6 +81,14 @@ def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
         bounds.append((stock.young, f"messages from sequence {stock.young} on are too young"))
     before, reason = min(bounds, key=lambda bound: bound[0])
     return Plan(before=before, messages=len(stock.ours.within(1, before - 1)), reason=reason)
+
+
+def _explain(unproven: int, held: Holdings) -> str:
+    """Say why a sequence is not proven."""
+    for name, sequences in held.incomplete.items():
+        if unproven in sequences:
+            return f"is only in a block that does not keep messages whole ({name})"
+    return "is not proven to be stored"
 
 
 def _find_first_of_newest(present: Sequences, count: int) -> int:

@@ -41,7 +41,9 @@ class StreamReport:
 class Holdings:
     """What the archive holds of one stream, as far as its objects exist and are sound.
 
-    `stored` are all its sequences, `undecodable` those of them that are stored raw, `table` those that are compacted.
+    `stored` are all its sequences, `undecodable` those of them that could not be decoded, `table` those that are
+    compacted. `incomplete`, by format, are those of which no object holds the whole message: see
+    `StoredFormat.restorable`.
     `proven` are in an object that a committed document names and that was just read again, complete and correct, with
     every payload. `removed` were removed by the archive's own retention, and no other object holds them. `lost` are
     recorded for damaged objects, and no other object holds them. `dangling`, by a sentence for each, are the same for
@@ -53,6 +55,7 @@ class Holdings:
     stored: Sequences = field(default_factory=Sequences)
     table: Sequences = field(default_factory=Sequences)
     undecodable: Sequences = field(default_factory=Sequences)
+    incomplete: Mapping[str, Sequences] = field(default_factory=dict)
     proven: Sequences = field(default_factory=Sequences)
     removed: Sequences = field(default_factory=Sequences)
     lost: Sequences = field(default_factory=Sequences)
@@ -66,11 +69,12 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The class of every sequence: `stored`, `undecodable` (stored raw), `deleted`, `expired` or `missing`, never two.
+    """The class of every sequence: `stored`, `undecodable`, `deleted`, `expired` or `missing`, never two.
 
     More classes are not faults: `removed` by the archive's own retention; `unwanted`, on subjects that are not captured
     or from before its start; `beyond`, the part of `stored` above the last compared sequence; `awaited`, which nodes
-    may still store. `unseen` is the part of `expired` that was provably gone before it could be delivered to capture.
+    may still store. `unseen` is the part of `expired` that was provably gone before it could be delivered to capture,
+    `incomplete` the part of `undecodable` that is only in objects which do not keep messages whole.
     For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages. `waiting`
     are stored and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the
     gaps whose content can't be determined.
@@ -84,6 +88,7 @@ class Verdict:
     removed: Sequences = field(default_factory=Sequences)
     unwanted: Sequences = field(default_factory=Sequences)
     unseen: Sequences = field(default_factory=Sequences)
+    incomplete: Sequences = field(default_factory=Sequences)
     unproven: Sequences = field(default_factory=Sequences)
     unknown: Sequences = field(default_factory=Sequences)
     waiting: Sequences = field(default_factory=Sequences)
@@ -103,7 +108,8 @@ class Verdict:
         """Return the verdict for people, in one sentence; problems come last."""
         classes = (
             (self.stored, "stored"),
-            (self.undecodable, "undecodable and kept raw"),
+            (self.undecodable - self.incomplete, "undecodable and kept raw"),
+            (self.incomplete, "undecodable and not kept whole"),
             (self.deleted, "deleted in the stream"),
             (self.expired, "expired in the stream"),
             (self.unseen, "of these certainly before they were delivered to capture"),
@@ -223,6 +229,7 @@ def _shared_fields(held: Holdings) -> dict[str, Any]:
     return {
         "stored": held.stored - held.undecodable,
         "undecodable": held.undecodable,
+        "incomplete": held.undecodable & Sequences.union_of(held.incomplete.values()),
         "removed": held.removed,
         "waiting": held.stored - held.table,
         "duplicates": held.duplicates,

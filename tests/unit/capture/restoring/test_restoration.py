@@ -94,6 +94,19 @@ def test_what_is_not_in_the_archive_is_named_by_its_reason():
     assert "10 messages or more are older than the stream's max_age of 60 s" in "; ".join(planned(old).not_kept)
 
 
+def test_a_stream_of_which_no_message_is_whole_is_not_restored_as_an_empty_one():
+    values = msgspec.structs.replace(stored(1, 10), path="blocks/v", format="csv-value.zst")
+    known = past(objects=[values])
+    sentence = "nothing can be restored: 10 messages (1–10) are only in blocks/v, which does not keep them whole"
+    for options in ({}, {"to_sequence": 4}, {"replay": True}):
+        plan = planned(known, **options)
+        assert plan.messages == 0
+        assert plan.obstacles[0].startswith("nothing can be restored: "), plan.obstacles
+        assert len(plan.obstacles) == 1
+    assert planned(known).obstacles == (sentence,)
+    assert planned(past(objects=[values, stored(1, 5)])).obstacles == ()
+
+
 def test_consumers_go_on_at_their_floor_within_what_is_restored():
     consumers = {
         "d": consumer(5, durable_name="d", ack_policy="explicit", num_replicas=3),

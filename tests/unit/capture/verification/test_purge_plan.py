@@ -3,7 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.archive.sequences import Sequences
-from capture.verification.purge import Stock, _floor, _floors_of_copy, plan_purge
+from capture.verification import purge
+from capture.verification.purge import Stock, _floor, _floors_of_copy
+from capture.verification.verdict import Holdings
 
 sets = st.sets(st.integers(1, 40))
 
@@ -14,6 +16,10 @@ def of(*sequences):
 
 def upto(first, last):
     return Sequences.from_range(first, last)
+
+
+def plan_purge(stock, proven, keep=0):
+    return purge.plan_purge(stock, Holdings(proven=proven), keep)
 
 
 @given(
@@ -50,6 +56,10 @@ def test_the_reason_names_what_ends_it():
     ):
         plan = plan_purge(stock, proven, keep)
         assert (plan.before, plan.reason) == (before, reason)
+    held = Holdings(stored=upto(5, 100), incomplete={"csv-value": of(9), "own-msgpack": upto(5, 6)})
+    assert purge.plan_purge(stock, held).reason == (
+        "sequence 5 is only in a block that does not keep messages whole (own-msgpack)"
+    )
     alone = Stock(present=upto(5, 100), ours=upto(5, 100), young=90)
     plan = plan_purge(alone, upto(1, 100))
     assert (plan.before, plan.reason) == (90, "messages from sequence 90 on are too young")

@@ -93,6 +93,23 @@ async def test_a_sound_archive_is_what_its_records_say(deep):
     assert compare(held, StreamReport(first=1, last=7)).ok
 
 
+@pytest.mark.parametrize(("format", "said"), [("ndjson", "kept raw"), ("csv", "not kept whole")])
+async def test_undecodable_messages_are_kept_raw_only_where_the_format_keeps_messages_whole(format, said):
+    store = MemoryStore()
+    blocks = [await add(store, [1], format=format), await add(store, [2, 3], key="_undecodable", format=format)]
+    own = await add(store, [3], key="_undecodable", format="raw")
+    held = (await read_archive(store, archive(blocks)))["S"]
+    assert held.undecodable == of(2, 3)
+    assert held.incomplete == ({} if format == "ndjson" else {"csv": of(1, 2, 3)})
+    stream = StreamReport(first=1, last=3)
+    assert compare(held, stream).sentence().startswith(f"1 stored, 2 undecodable and {said}, ")
+    held = (await read_archive(store, archive([*blocks, own])))["S"]
+    assert held.incomplete == ({} if format == "ndjson" else {"csv": of(1, 2)})
+    if format == "csv":
+        wanted = "1 stored, 1 undecodable and kept raw, 1 undecodable and not kept whole, "
+        assert compare(held, stream).sentence().startswith(wanted)
+
+
 @pytest.mark.parametrize(("format", "compression", "keys"), FORMATS)
 async def test_every_format_is_read_again_and_what_is_changed_is_found(format, compression, keys):
     store = MemoryStore()
