@@ -31,12 +31,14 @@ from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
-from capture.formats import writer
+from capture.formats import check_writer, writer
+from capture.formats.own_format import OwnFormat
 from capture.ingest.hooks import hook
 from capture.ingest.layout import layout
 from capture.partitioners import partitioner
 from capture.stores import Address, open_store
 from capture.stores.own_store import HIDDEN, is_own, shown
+from capture.stores.plugin import is_plugin
 from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve
@@ -198,6 +200,11 @@ def limits(config: CaptureConfig) -> list[str]:
     """Return a sentence for each operation that an archive with these valid settings does not allow."""
     recorded = format_of(config.format).envelopes.get(config.envelope, config.format)
     found = [f"blocks are {recorded}: {limit}" for limit in list_limits(recorded)]
+    if is_plugin(config.format):
+        try:
+            check_writer(OwnFormat.load(config.format, decoder(config.decoder)))
+        except AssertionError as fault:
+            found.append(f"`check_writer` finds a fault in {config.format}: {fault}")
     if config.store and not is_reachable(open_store(config.store), config.table.location):
         found.append("no other engine can open the objects of this store: the archive has no Iceberg tables")
     return found

@@ -2,7 +2,6 @@
 
 from capture.formats.choose import read_object, reader, writer
 from capture.formats.contract import Format, check_writer
-from capture.formats.values import retain_of
 from capture.ingest.block import SealedBlock, Writer
 
-__all__ = ["Format", "SealedBlock", "Writer", "check_writer", "read_object", "reader", "retain_of", "writer"]
+__all__ = ["Format", "SealedBlock", "Writer", "check_writer", "read_object", "reader", "writer"]

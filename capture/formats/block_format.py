@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
@@ -15,31 +15,48 @@ from capture.errors import KeyMissingError
 from capture.formats.codecs import Codec, Limited, largest_plain
 from capture.formats.contract import Format, Positions
 from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Written
+from capture.ingest.keys import UNDECODABLE
+from capture.ingest.record import Records
 
 
 class BlockWriter:
-    """Writes sealed blocks: format, then compression, then encryption with `keys`, if there are any."""
+    """Writes sealed blocks: format, then compression, then encryption with `keys`, if there are any.
 
-    def __init__(self, plain: Format, codec: Codec | None, keys: Keys | None) -> None:
-        self._plain, self._codec, self._keys = plain, codec, keys
-        endings = [plain.format, *([codec.ending] if codec else []), *([ENDING] if keys else [])]
-        self.format = ".".join(endings)
+    Blocks of undecodable messages get the format `whole`, which keeps messages whole; without it, `plain` does.
+    """
+
+    def __init__(
+        self,
+        plain: Format,
+        codec: Codec | None = None,
+        keys: Keys | None = None,
+        *,
+        whole: Format | None = None,
+        retain: Callable[[Records[Any]], None] | None = None,
+    ) -> None:
+        self._plain, self._whole, self._codec, self._keys = plain, whole or plain, codec, keys
+        self._layers = "".join([f".{codec.ending}" if codec else "", f".{ENDING}" if keys else ""])
+        self.format = plain.format + self._layers
         """The layers, from the inside out: "ndjson.zst.enc"."""
-        self.unfit = plain.unfit
+        self.unfit = self._whole.unfit
         """Number of values that did not fit their column, by column."""
+        self.retain = retain
 
     def __repr__(self) -> str:
         return f"BlockWriter({self.format!r})"
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""
-        return self.write_sized(block)[0]
+        return self.write_sized(block).data
 
-    def write_sized(self, block: SealedBlock) -> tuple[bytes, int]:
-        """Return the object's bytes, and the size of their content before compression and encryption."""
-        plain = self._plain.write(block)
+    def write_sized(self, block: SealedBlock) -> Written:
+        """Return the object of a block. Raises the errors of the format."""
+        inside = self._whole if block.key == UNDECODABLE else self._plain
+        plain = inside.write(block)
         data = self._codec.compress(plain) if self._codec else plain
-        return (self._keys.encrypt(data, block) if self._keys else data), len(plain)
+        data = self._keys.encrypt(data, block) if self._keys else data
+        return Written(data, inside.format + self._layers, len(plain))
 
 
 class BlockReader:

@@ -25,7 +25,7 @@ from capture.formats.ndjson import NdjsonWriter
 from capture.formats.own_format import OwnFormat
 from capture.formats.parquet import ParquetWriter
 from capture.formats.raw import RawWriter
-from capture.formats.values import CsvValues, NdjsonValues, RawValues, Values, ValueWriter
+from capture.formats.values import CsvValues, NdjsonValues, RawValues, Values, needs_value
 from capture.ingest.block import Writer
 from capture.ingest.record import Decoder
 from capture.stores.plugin import is_plugin, load_function
@@ -39,7 +39,7 @@ def writer(
     flatten: str = "",
     envelope: str = "",
     keys: Keys | None = None,
-) -> Format | BlockWriter | ValueWriter:
+) -> Format | BlockWriter:
     """Return the writer of this format: "parquet", "ndjson", "csv", "raw", or your own.
 
     Your own is a `Writer`, or "module:function", which is called with the decoder and returns one.
@@ -58,16 +58,14 @@ def writer(
         raise ConfigError(f"flatten makes rows for {able}; {name} has none")
     _check_envelope(name, envelope, decoding)
     around = None if wanted.compresses else codec(compression or NONE)
-
-    def layer(plain: Format) -> Format | BlockWriter:
-        return BlockWriter(plain, around, keys) if around or keys else plain
-
-    whole = layer(own or _plain(name, decoding, compression, flatten))
-    stored = wanted.envelopes.get(envelope, name)
-    if stored == name:
-        return whole
-    decoded = _plain(stored, decoding, compression, flatten, envelope)
-    return ValueWriter(layer(decoded), whole, decoded) if isinstance(decoded, Values) else layer(decoded)
+    if own:
+        retain = None if decoding is decoder("raw") else needs_value()
+        return BlockWriter(own, around, keys, whole=NdjsonWriter(), retain=retain)
+    stored = _plain(wanted.envelopes.get(envelope, name), decoding, compression, flatten, envelope)
+    if isinstance(stored, Values):
+        whole = _plain(name, decoding, compression, flatten)
+        return BlockWriter(stored, around, keys, whole=whole, retain=needs_value(stored.encode))
+    return BlockWriter(stored, around, keys) if around or keys else stored
 
 
 def _load_own(name: str | Writer, decoding: Decoding[Any]) -> OwnFormat | None:

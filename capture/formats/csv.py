@@ -23,6 +23,7 @@ from capture.formats.envelope import SCHEMA, with_envelope
 from capture.formats.json_text import encode_plain, to_plain
 from capture.formats.text_columns import encode_base64, fields_of, parts_of, rename, text_columns
 from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records, text_or_none
 from capture.stores.plugin import FAULTS
 
@@ -47,7 +48,7 @@ _TAKEN = {name.lower() for name in (*SCHEMA.names, *ENVELOPE, MORE)}
 Row = dict[str, Any]
 
 
-class CsvWriter:
+class CsvWriter(Unlayered):
     """CSV with a header: a value's fields as columns, and one or more rows per message. It is not enough for a restore.
 
     `flatten` makes the rows of a value; the default is the decoder's own, or `flat`. A message without rows, or for

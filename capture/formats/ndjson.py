@@ -17,6 +17,7 @@ from capture.formats.contract import Positions
 from capture.formats.envelope import to_table
 from capture.formats.text_columns import fields_of, parts_of, text_columns
 from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Unlayered
 from capture.ingest.record import LISTS, Records
 
 POSITIONS_BYTES = 8 << 20  # of lines that are read together for their positions
@@ -49,7 +50,7 @@ _PLAIN = [one for one in COLUMNS if one.source in LISTS and one.type != "binary"
 """The columns that are equal to a list of `Records`."""
 
 
-class NdjsonWriter:
+class NdjsonWriter(Unlayered):
     """JSON, one message per line: any program can read it, at several times Parquet's size and cost."""
 
     format: ClassVar[str] = "ndjson"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any, NoReturn
@@ -11,18 +10,15 @@ import pyarrow as pa
 
 from capture.archive.stored_formats import OWN
 from capture.decoders import Decoding
-from capture.errors import CaptureError, ConfigError, FormatError, StoreError
-from capture.formats.contract import Positions
+from capture.errors import CaptureError, FormatError, StoreError
+from capture.formats.contract import NEEDS, Positions, check_usable
 from capture.ingest.block import SealedBlock, Writer
-from capture.stores.plugin import FAULTS, check_has, make_plugin
+from capture.ingest.commit import Unlayered
+from capture.stores.plugin import FAULTS, make_plugin
 from natty.config.units import write_count
 
-NEEDS = ("format", "write")
 
-_is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}").fullmatch
-
-
-class OwnFormat:
+class OwnFormat(Unlayered):
     """A user's writer behind the contract of `Format`. Records name it `own-` and the writer's `format`.
 
     A block that the writer can't write is a StoreError: its messages are handed back, and nothing is acknowledged.
@@ -40,15 +36,9 @@ class OwnFormat:
 
     @classmethod
     def of(cls, writer: Writer) -> OwnFormat:
-        """Return the format of a user's writer. ConfigError if it is not a writer, or the name is not valid."""
-        check_has(writer, NEEDS, "writer is a")
-        name = writer.format
-        if not isinstance(name, str) or not _is_name(name):
-            raise ConfigError(
-                f"the writer {type(writer).__name__} has the format {name!r}, which can't be the end of a file's name:"
-                f" write 1 to 32 letters, digits, '-' and '_', without a dot; capture adds those of compression"
-            )
-        return cls(name, writer)
+        """Return the format of a user's writer. ConfigError if it is not a writer, or can't store any block."""
+        check_usable(writer)
+        return cls(writer.format, writer)
 
     @classmethod
     def load(cls, spec: str, decoding: Decoding[Any]) -> OwnFormat:
@@ -56,18 +46,19 @@ class OwnFormat:
         return cls.of(make_plugin(spec, "writer", decoding, needs=NEEDS))
 
     def write(self, block: SealedBlock) -> bytes:
-        """Return the object's bytes. StoreError if the writer raises, or returns something else."""
+        """Return the object's bytes. StoreError if the writer raises, returns something else, or nothing."""
         assert self._inner is not None
+        kind, count = f"the writer {type(self._inner).__name__}", write_count(block.count, "message")
         try:
             data = self._inner.write(block)
         except CaptureError:
             raise
         except FAULTS as error:
-            count = write_count(block.count, "message")
-            what = f"{type(error).__name__}: {error}"
-            raise StoreError(f"the writer {type(self._inner).__name__} failed on {count}: {what}") from error
+            raise StoreError(f"{kind} failed on {count}: {type(error).__name__}: {error}") from error
         if not isinstance(data, bytes):
-            raise StoreError(f"the writer {type(self._inner).__name__} returned {type(data).__name__}, not bytes")
+            raise StoreError(f"{kind} returned {type(data).__name__}, not bytes")
+        if not data:
+            raise StoreError(f"{kind} returned no bytes for {count}")
         return data
 
     def read(self, data: bytes) -> pa.Table:

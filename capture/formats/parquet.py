@@ -22,6 +22,7 @@ from capture.formats.pages import check_pages
 from capture.formats.schema import schema_of
 from capture.formats.typed_columns import Typed, typed_columns
 from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records
 
 log = logging.getLogger("capture.writers.parquet")
@@ -39,7 +40,7 @@ SEARCHED = [one.name for one in COLUMNS if one.is_searched]  # columns with mini
 COUNTING = {one.name: "DELTA_BINARY_PACKED" for one in COLUMNS if one.rises}  # almost nothing if they ascend
 
 
-class ParquetWriter:
+class ParquetWriter(Unlayered):
     """Parquet with page checksums, a page index, the block's facts in the file's metadata, and zstd by default.
 
     If the decoder has a shape for its values, their fields are columns after the envelope's. A value that does not fit

@@ -15,6 +15,7 @@ from capture.errors import FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records
 from natty.errors import UNREADABLE
 
@@ -32,7 +33,7 @@ class _Begin(msgspec.Struct, frozen=True):
     count: int
 
 
-class RawWriter:
+class RawWriter(Unlayered):
     """Unchanged messages, byte for byte, each after its lengths: the smallest format that keeps everything."""
 
     format: ClassVar[str] = "raw"

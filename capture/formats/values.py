@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import IO, Any, ClassVar, NoReturn, Protocol
+from typing import IO, Any, ClassVar, NoReturn
 
 import msgspec
 import pyarrow as pa
 
 from capture.decoders.contract import Flatten, reason
 from capture.errors import FormatError
-from capture.formats.contract import Format, Positions
+from capture.formats.contract import Positions
 from capture.formats.csv import MORE, Row, cells_of, flat, to_csv
 from capture.formats.json_text import encode_json
-from capture.ingest.block import SealedBlock, Writer
-from capture.ingest.keys import UNDECODABLE
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records
 from capture.stores.plugin import FAULTS
 
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_rows = msgspec.json.Decoder(list[dict[str, str | None]]).decode
 
 
-class Values:
+class Values(Unlayered):
     """A format that stores values only. Nothing in its objects says which messages they are of."""
 
     format: ClassVar[str]
@@ -105,55 +105,23 @@ class CsvValues(Values):
         return to_csv(rows)
 
 
-class _Sized(Protocol):
-    @property
-    def format(self) -> str: ...
+def needs_value(encode: Callable[[Any], bytes] | None = None) -> Callable[[Records[Any]], None]:
+    """Return a function that makes each record without a value undecodable, with the reason as its error.
 
-    @property
-    def unfit(self) -> Counter[str]: ...
+    With `encode` it replaces the payloads of the others by their encoded values.
+    """
 
-    def write(self, block: SealedBlock) -> bytes: ...
-
-
-class ValueWriter:
-    """Writes blocks of values, and blocks of undecodable messages in the format that keeps messages whole."""
-
-    def __init__(self, of_values: _Sized, of_messages: _Sized, values: Values) -> None:
-        self._of_values, self._of_messages, self._values = of_values, of_messages, values
-        self.format = of_values.format
-        """The format of blocks of values."""
-        self.unfit = of_messages.unfit
-        """Number of values that did not fit their column, by column."""
-
-    def __repr__(self) -> str:
-        return f"ValueWriter({self.format!r})"
-
-    def writer_for(self, block: SealedBlock) -> Writer:
-        """Return the writer of a block."""
-        return self._of_messages if block.key == UNDECODABLE else self._of_values
-
-    def write(self, block: SealedBlock) -> bytes:
-        """Return the object's bytes, in the format of `writer_for`."""
-        return self.writer_for(block).write(block)
-
-    def retain(self, records: Records[Any]) -> None:
-        """Replace the payloads of records by their encoded values.
-
-        A message without a value becomes undecodable, with the reason as its error; it keeps its payload.
-        """
+    def retain(records: Records[Any]) -> None:
         payloads = []
         for index, (payload, value) in enumerate(zip(records.payloads, records.values, strict=True)):
             if index not in records.errors:
                 try:
                     if value is None:
                         raise ValueError("the decoder returned None")
-                    payload = self._values.encode(value)
+                    payload = encode(value) if encode else payload
                 except FAULTS as error:  # a user's function, or a value of any type
                     records.errors[index] = f"no value to store: {reason(error)}"
             payloads.append(payload)
         records.payloads = payloads
 
-
-def retain_of(writer: Writer | Format) -> Callable[[Records[Any]], None] | None:
-    """Return the function that replaces payloads by what this writer stores; None if it stores payloads."""
-    return writer.retain if isinstance(writer, ValueWriter) else None
+    return retain

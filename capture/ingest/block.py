@@ -369,5 +369,5 @@ class Writer(Protocol):
         ...
 
     def write(self, block: SealedBlock) -> bytes:
-        """Return the object's bytes. Every message can be written."""
+        """Return the object's bytes, never none of them. Every message can be written."""
         ...

@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_hex
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.picture import GRACE
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import ending_of
 from capture.errors import AlreadyStoredError, ConfigError, StoreError, WriterError
-from capture.ingest.block import INTERVAL, SealedBlock
+from capture.ingest.block import INTERVAL, SealedBlock, Writer
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout
+from capture.ingest.record import Records
 from capture.stores.contract import Store
 from natty.config.units import write_count
 from natty.wire.repeated import MOST_STATES, Repeated
-
-if TYPE_CHECKING:
-    from capture.ingest.block import Writer
 
 ATTEMPTS = 5  # to store one object
 BACKOFF = 0.5  # seconds before the second attempt; doubled for each further one
@@ -55,6 +53,38 @@ class Acknowledger(Protocol):
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Request these messages again, after `delay` seconds."""
         ...
+
+
+class Written(NamedTuple):
+    """A written block: the object's bytes, their format, and their size before compression and encryption."""
+
+    data: bytes
+    format: str
+    plain_bytes: int
+
+
+class ObjectWriter(Writer, Protocol):
+    """Makes the objects that a commit stores; `capture.formats.writer` returns one."""
+
+    @property
+    def retain(self) -> Callable[[Records[Any]], None] | None:
+        """Replaces the payloads of decoded records by what is stored in their place; None: they are stored."""
+        ...
+
+    def write_sized(self, block: SealedBlock) -> Written:
+        """Return the object of a block. Raises the errors of `write`."""
+        ...
+
+
+class Unlayered:
+    """The part of an `ObjectWriter` that stores payloads, without compression and encryption around its format."""
+
+    retain: Callable[[Records[Any]], None] | None = None
+
+    def write_sized(self: Writer, block: SealedBlock) -> Written:
+        """Return the object of a block."""
+        data = self.write(block)
+        return Written(data, self.format, len(data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +122,7 @@ class Committer:
     def __init__(
         self,
         store: Store,
-        writer: Writer,
+        writer: ObjectWriter,
         acknowledger: Acknowledger,
         options: CommitOptions | None = None,
         *,
@@ -180,10 +210,7 @@ class Committer:
             log.error("%s", error, exc_info=fault, extra={"action": "writer_failed"})
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
-        writer_for = getattr(self._writer, "writer_for", None)  # only writers of more than one format have it
-        writer: Writer = writer_for(block) if writer_for else self._writer
-        write_sized = getattr(writer, "write_sized", None)  # only writers that compress or encrypt have it
-        data, plain_bytes = write_sized(block) if write_sized else (plain := writer.write(block), len(plain))
+        data, format, plain_bytes = self._writer.write_sized(block)
         digest = sha256(data).hexdigest()
         partition = Partition(block.stream, block.key, block.interval, int(self.options.interval))
         path = block_path(
@@ -192,7 +219,7 @@ class Committer:
             block.last,
             block.count,
             digest,
-            f".{ending_of(writer.format)}",
+            f".{ending_of(format)}",
             unique=token_hex(4),
             folder=self._layout(partition),
         )
@@ -206,7 +233,7 @@ class Committer:
             count=block.count,
             bytes=len(data),
             sha256=digest,
-            format=writer.format,
+            format=format,
             sequences=Sequences.from_iterable(block.records.sequences).to_text(),
             node=self.options.node,
             stored_ns=int(self._clock() * 1e9),

@@ -112,4 +112,4 @@ class Hook:
 
 def hook(spec: str) -> Callable[[Completion], Any] | None:
     """Return the function that "module:function" names; None for "". Raises ConfigError if there is none."""
-    return load_function(spec, "on_store_complete", ()) if spec else None
+    return load_function(spec, "on_store_complete", (), allow_async=True) if spec else None

@@ -20,7 +20,7 @@ from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, NotDrainedError, StoreError
-from capture.formats import Writer, retain_of
+from capture.formats import Writer
 from capture.formats import writer as choose_writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announce, software_version
@@ -114,7 +114,7 @@ class Node:
             envelope=config.envelope,
             keys=config.block_keys(),
         )
-        self._pipeline = partial(capture, decode=decode.decode, partition=partition, retain=retain_of(self.writer))
+        self._pipeline = partial(capture, decode=decode.decode, partition=partition, retain=self.writer.retain)
         _check(config)
 
     def __repr__(self) -> str:

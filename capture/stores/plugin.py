@@ -32,10 +32,11 @@ def ends_task(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) or is_cancellation(error)
 
 
-def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., Any]:
+def load_function(spec: str, what: str, known: Iterable[str], *, allow_async: bool = False) -> Callable[..., Any]:
     """Return the function that `spec`, "module:attribute", names.
 
-    `what` and `known` are for the ConfigError: what is configured, and the names that are built in.
+    `what` and `known` are for the ConfigError: what is configured, and the names that are built in. Only with
+    `allow_async` it may be a coroutine function.
     """
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
@@ -47,6 +48,8 @@ def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., A
         raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
+    if inspect.iscoroutinefunction(found) and not allow_async:
+        raise ConfigError(f"the {what} {spec!r} is `async def`, and capture does not await it: write a plain function")
     return found  # type: ignore[no-any-return]
 
 

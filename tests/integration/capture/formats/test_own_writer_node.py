@@ -14,6 +14,7 @@ from own_code import write_module
 
 from capture.archive.manifest import BLOCKS
 from capture.config.load import load
+from capture.errors import NotDrainedError
 from capture.node.node import Node
 from capture.stores import open_store
 
@@ -41,14 +42,18 @@ async def capture(*arguments):
     return done
 
 
+async def objects_in(store, ending):
+    """Return the bytes of all blocks whose name ends so."""
+    paths = [one.path for one in await store.list(BLOCKS) if one.path.endswith(ending)]
+    return [bytes(cramjam.zstd.decompress(await store.get(path))) for path in paths]
+
+
 async def rows_in(store):
-    paths = [one.path for one in await store.list(BLOCKS)]
-    assert paths, "there are blocks"
-    assert all(path.endswith(".msgpack.zst") for path in paths), paths
-    found = []
-    for path in paths:
-        found += msgspec.msgpack.decode(bytes(cramjam.zstd.decompress(await store.get(path))))
-    return found
+    undecodable = [json.loads(line) for one in await objects_in(store, ".ndjson.zst") for line in one.splitlines()]
+    assert {(row["payload"], row["error"].partition(":")[0]) for row in undecodable} == {("{", "DecodeError")}
+    decoded = await objects_in(store, ".msgpack.zst")
+    assert len(await store.list(BLOCKS)) == len(decoded) + len(undecodable)
+    return [row for one in decoded for row in msgspec.msgpack.decode(one)]
 
 
 @pytest.mark.long
@@ -69,24 +74,28 @@ async def test_a_node_with_a_users_writer_stores_every_message_and_each_command_
     await fleet.until_all_acked(MESSAGES)
     assert await fleet.stop(nodes[1]) == 0
     rows = await rows_in(open_store(str(fleet.store)))
-    assert {row["value"]["n"] for row in rows if row["value"]} == set(range(MESSAGES - 1))
-    assert {row["payload"] for row in rows if row["value"] is None} == {b"{"}
+    assert {row["value"]["n"] for row in rows} == set(range(MESSAGES - 1))
     verified = await capture("verify", "--config", config, "--deep", "--json")
     verdict = json.loads(verified.stdout)
     assert (verified.returncode, verdict["stored"], verdict["undecodable"]) == (0, MESSAGES - 1, 1), verdict
     assert verdict["missing"] == 0
+    assert "1 undecodable and kept raw" in (await capture("verify", "--config", config)).stdout
     assert ".msgpack.zst" in (await capture("ls", "--config", config)).stdout
     assert fleet.stream in (await capture("status", "--config", config)).stdout
     compacted = await capture("compact", "--config", config)
     assert compacted.returncode == 0, compacted.stderr
-    assert await open_store(str(fleet.store)).list("table/") == []
+    store = open_store(str(fleet.store))
+    assert await objects_in(store, ".msgpack.zst"), "these blocks stay as they are"
     for command in READING:
         refused = await capture(*command, "--config", config)
         assert refused.returncode != 0, command
         assert "own-msgpack" in refused.stderr or "whole" in refused.stderr, (command, refused.stderr)
     restored = await capture("restore", "--as", f"{fleet.stream}-copy", "--detached", "--config", config)
     assert "does not keep them whole" in restored.stdout, restored
+    copy = (await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}-copy"))["state"]
+    assert (copy["messages"], copy["first_seq"]) == (1, MESSAGES), "the undecodable one, which was the last"
     purged = await capture("purge", "--captured", "--config", config)
+    assert "sequence 1 is only in a block that does not keep messages whole (own-msgpack)" in purged.stdout, purged
     assert (await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}"))["state"]["messages"] == MESSAGES, purged
     damaged = next(fleet.store.rglob("*.msgpack.zst"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
@@ -132,3 +141,68 @@ async def test_messages_that_a_users_writer_can_not_write_are_handed_back_and_st
     stored = [one for one in await node.store.list(BLOCKS) if one.path.endswith(".picky")]
     lines = b"\n".join([await node.store.get(one.path) for one in stored]).split(b"\n")
     assert sorted(lines) == [b"bad", b"good", b"good"]
+
+
+TRANSLATED = '''
+"""A literal translation of a writer of decoded values: it skips what has none."""
+import json
+from capture.decoders import values_of
+
+class Values:
+    format = "values"
+    def __init__(self, decode):
+        self._decode = decode
+    def write(self, block):
+        return b"".join(json.dumps(one).encode() for one in values_of(block.records, self._decode) if one is not None)
+'''
+
+
+async def test_a_users_writer_that_skips_messages_without_a_value_loses_none(fleet, tmp_path, monkeypatch):
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "translated.py").write_text(TRANSLATED)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    config = fleet.configure(format="translated:Values", limits__max_age=0.2)
+    said = await capture("config", "check", "--config", config)
+    assert (said.returncode, "note: `check_writer` finds a fault in translated:Values: " in said.stdout) == (0, True)
+    payloads = [b'{"n":1}', b"{", b"null", b"", b'{"n":2}']
+    node = Node(load(config))
+    running = asyncio.create_task(node.run())
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish(payloads)
+        await fleet.until_all_acked(len(payloads))
+    finally:
+        node.stop()
+        await running
+    stored = {one.path: await node.store.get(one.path) for one in await node.store.list(BLOCKS)}
+    assert all(stored.values()), "no object is empty"
+    values = b"".join(data for path, data in sorted(stored.items()) if path.endswith(".values"))
+    assert sorted(values.split(b"}")) == [b"", b'{"n": 1', b'{"n": 2']
+    lines = b"".join(data for path, data in stored.items() if path.endswith(".ndjson")).splitlines()
+    assert sorted(json.loads(line)["payload"] for line in lines) == ["", "null", "{"]
+    verified = await capture("verify", "--config", config, "--deep")
+    assert verified.stdout.startswith("2 stored, 3 undecodable and kept raw, "), verified
+
+
+async def test_a_writer_that_writes_nothing_stores_and_acknowledges_nothing(fleet, caplog):
+    class Nothing:
+        format = "nothing"
+
+        def write(self, block):
+            return b""
+
+    settings = {"decoder": "raw", "partition": "time", "limits__max_age": 0.2, "redeliver_after": [60.0]}
+    node = Node(load(fleet.configure(**settings)), writer=Nothing())
+    running = asyncio.create_task(node.run())
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish([b"a", b"b"])
+        await fleet.until(lambda state: "returned no bytes for" in caplog.text)
+        await fleet.until(lambda state: (state["num_ack_pending"], state["ack_floor"]["stream_seq"]) == (2, 0))
+    finally:
+        node.stop()
+        with pytest.raises(NotDrainedError, match="2 of the messages that were read could not be stored"):
+            await running
+    assert await node.store.list(BLOCKS) == []

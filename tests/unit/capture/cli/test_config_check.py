@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,66 @@ def test_a_check_tries_what_a_node_starts_with(file: Path, text: str, said: str)
     assert one.startswith(said)
     assert "file capture.toml, line" in one
     assert "key:secret" not in one
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("decoder", ""),
+        ("partition", "partitioner"),
+        ("layout", ""),
+        ("format", "writer"),
+        ("flatten", ""),
+        ("store", ""),
+    ],
+)
+def test_a_coroutine_function_is_refused_where_nothing_awaits_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch, setting: str, what: str
+) -> None:
+    (file.parent / "asynchronous.py").write_text("async def later(*given): pass\n")
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.delitem(sys.modules, "asynchronous", raising=False)
+    given = {"stream": "S", "store": "lake", "format": "csv", setting: "asynchronous:later"}
+    (one,) = found(file, "".join(f'{name} = "{value}"\n' for name, value in given.items()))
+    assert one.startswith(f"the {what or setting} 'asynchronous:later' is `async def`, and capture does not await it")
+    assert found(file, 'stream = "S"\nstore = "lake"\non_store_complete = "asynchronous:later"') == []
+
+
+WRITER = """
+class Writer:
+    format = "lines"
+    def __init__(self, decode): pass
+    {write}
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "problem", "note"),
+    [
+        ("def write(self, block): return b' '.join([b'', *block.records.payloads])", "", ""),
+        ("async def write(self, block): return b'x'", "write of the writer Writer is `async def`", ""),
+        ("def write(self, block): return 'text'", "write of the writer Writer returned str, not bytes", ""),
+        ("def write(self, block): return b''", "", "the writer Writer returned no bytes for 1 message"),
+        ("def write(self, block): return block.message", "", "the writer Writer failed on 1 message: AttributeErr"),
+    ],
+)
+def test_a_check_and_a_node_try_the_users_writer(
+    file: Path, monkeypatch: pytest.MonkeyPatch, write: str, problem: str, note: str
+) -> None:
+    (file.parent / "own_writer.py").write_text(WRITER.format(write=write))
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.delitem(sys.modules, "own_writer", raising=False)
+    text = 'stream = "S"\nstore = "lake"\nformat = "own_writer:Writer"'
+    said = found(file, text)
+    assert [one.startswith(problem) for one in said] == ([True] if problem else [])
+    if problem:
+        with pytest.raises(CaptureError, match=problem):
+            Node(load(file, {}, environment={}))
+        return
+    Node(load(file, {}, environment={}))
+    begin = "`check_writer` finds a fault in own_writer:Writer: one plain message: "
+    notes = [one for one in limits(load(file, {}, environment={})) if "check_writer" in one]
+    assert [one.startswith(begin + note) for one in notes] == ([True] if note else [])
 
 
 KEY = "a2V5" * 10 + "key="

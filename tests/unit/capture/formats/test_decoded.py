@@ -23,7 +23,7 @@ from capture.archive.stored_formats import FORMATS, STORED, ending_of, format_of
 from capture.archive.table import Table
 from capture.decoders import Decoding, decoder, per_message
 from capture.errors import ConfigError, FormatError
-from capture.formats import check_writer, read_object, reader, retain_of, writer
+from capture.formats import check_writer, read_object, reader, writer
 from capture.formats.batches import pieces
 from capture.formats.contract import sample_blocks
 from capture.ingest.block import Limits, OpenBlocks
@@ -96,7 +96,7 @@ class Found:
         commit = Committer(self.store, wanted, self.acks).commit
         blocks = OpenBlocks(Limits(interval=86_400))
         keys = partitioner(partition)
-        await capture(source(), decode, keys, blocks, commit, retain=retain_of(wanted))
+        await capture(source(), decode, keys, blocks, commit, retain=wanted.retain)
         for one in await self.store.list(ENTRIES):
             entry = decode_entry(await self.store.get(one.path), one.path)
             self.entries[entry.key] = entry
@@ -252,7 +252,7 @@ async def test_no_field_of_a_value_hides_one_of_the_envelope() -> None:
 def test_ndjson_with_values_conforms_like_other_formats(nested: bool) -> None:
     envelope = "nested" if nested else "columns"
     wanted = writer("ndjson", decode=decoder("json"), envelope=envelope)
-    check_writer(wanted)  # type: ignore[arg-type]
+    check_writer(wanted)
     for _, block in sample_blocks():
         assert all(line.startswith(b"{") for line in wanted.write(block).splitlines())
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sealed import block, csv_rows
 
 from capture.decoders import Decoding, decoder, per_message
-from capture.formats import retain_of, writer
+from capture.formats import writer
 from capture.formats.json_text import DEEPEST
 from capture.formats.ndjson import NdjsonWriter
 from capture.ingest.record import Records
@@ -67,7 +67,7 @@ def values_stored(name: str, payloads: list[bytes], decode: Any) -> tuple[list[b
     raw = [(b"s", ack_subject("S", "c", at, 1), b"", one) for at, one in enumerate(payloads, 1)]
     wanted = writer(name, decode=decode, envelope="none")
     records: Records[Any] = Decoding.of(decode)(Batch(raw))
-    retain = retain_of(wanted)
+    retain = wanted.retain
     assert retain is not None
     retain(records)
     good = [one for index, one in enumerate(records.payloads) if index not in records.errors]
