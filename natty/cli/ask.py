@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import stat
 import sys
 import threading
@@ -21,6 +22,7 @@ T = TypeVar("T")
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 _READ_BYTES = 64 * 1024
+_A_MOMENT = 1.0  # seconds
 _AHEAD = 4  # reads that may wait until they are published
 
 
@@ -154,13 +156,18 @@ def headers_of(given: list[str]) -> dict[str, str | list[str]]:
 
 
 def body_of(given: str | None) -> bytes:
-    """Return the message of a command: what was given, or else what a pipe or a file holds, unchanged; or nothing."""
+    """Return the message of a command: what was given, or else what a pipe or a file holds, unchanged; or nothing.
+
+    If a pipe gives nothing for a moment, it says what it waits for: scripts may inherit a pipe that nobody closes.
+    """
     if given is not None:
         return given.encode()
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except OSError:  # no file is behind it
         return b""
+    if stat.S_ISFIFO(mode) and not select.select([sys.stdin], [], [], _A_MOMENT)[0]:
+        typer.echo("natty: reading the message from standard input; '' is an empty one", err=True)
     return sys.stdin.buffer.read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else b""
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import os
 import shlex
 import signal
 import sys
@@ -102,6 +103,19 @@ def test_a_pipe_or_a_file_is_the_message_if_none_is_given_as_with_the_nats_tool(
     read = ["sub", ">", "--stream", stream, "--count", "5", "--json"]
     bodies = [json.loads(line)["data"] for line in shell.natty(*read).out.splitlines()]
     assert bodies == [whole, whole, "", "", ""]
+
+
+def test_a_pipe_that_nobody_closes_is_told(shell, stream, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    ours = os.open(tmp_path / "pipe", os.O_RDWR)
+    command = shlex.join([sys.executable, "-m", "natty", "pub", f"{stream}.a", "-J"])
+    process = shell.execute(["sh", "-c", f"{command} <{tmp_path}/pipe"])
+    heard(process, "reading the message from standard input; '' is an empty one")
+    os.write(ours, b"late")
+    os.close(ours)
+    assert shell.finish(process).status == 0
+    read = ["sub", ">", "--stream", stream, "--count", "1", "--json"]
+    assert json.loads(shell.natty(*read).out)["data"] == "late"
 
 
 def test_a_subject_that_no_stream_takes_is_told(shell, natty_name):
