@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from capture.config.provenance import Given, Place, Setting
 from capture.errors import ConfigError
 from capture.spark.options import PLACE, SECRET
-from capture.stores.own_store import HIDDEN, read_query
+from capture.stores.own_store import HIDDEN, read_query, shown
 from natty.config.secret_files import exposure
 
 _OF_STORE = re.compile("secret|passw|passphrase|pwd|token|credential|(api|access|account|private).?key", re.IGNORECASE)
@@ -17,7 +17,7 @@ _PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a to
 
 
 class Redacted:
-    """A struct whose `repr` hides the values of the table HIDES, which may be secret."""
+    """A struct whose `repr` hides what may be secret: the values of the table HIDES, and those in a store's URL."""
 
     __slots__ = ()
     __struct_fields__: ClassVar[tuple[str, ...]]
@@ -27,8 +27,9 @@ class Redacted:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__}
-        return list((shown | {self.HIDES: dict.fromkeys(shown[self.HIDES], HIDDEN)}).items())
+        said = {name: getattr(self, name) for name in self.__struct_fields__}
+        said = {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
+        return list((said | {self.HIDES: dict.fromkeys(said[self.HIDES], HIDDEN)}).items())
 
 
 def check_exposure(path: Path | None, given: Given) -> None:

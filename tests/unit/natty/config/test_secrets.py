@@ -39,7 +39,7 @@ def test_no_secret_is_in_what_a_configuration_shows_of_itself(tmp_path):
     path = tmp_path / "capture.toml"
     write_secret(
         path,
-        'stream = "S"\nstore = "lake"\n[nats]\nuser = "me"\npassword = "hunter2"\n'
+        'stream = "S"\n[store]\nurl = "shelf:Shelf"\npin = "hunter1"\n[nats]\nuser = "me"\npassword = "hunter2"\n'
         '[spark.properties]\n"spark.authenticate.secret" = "hunter3"\n',
     )
     config = load(path, environment={})
