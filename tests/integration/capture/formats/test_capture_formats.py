@@ -25,7 +25,9 @@ from capture.ingest.commit import Committer
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source
 from capture.node.leader_tasks import Duty
+from capture.node.node import Node
 from capture.partitioners import partitioner
+from capture.reading.read import read
 from capture.stores import MemoryStore, open_store
 from capture.testing import ArrowEngine
 from capture.verification.check import check
@@ -188,3 +190,44 @@ async def test_a_node_encrypts_what_its_configuration_says_and_the_rest_needs_th
     assert not closed.ok
     assert "can't be opened: it is encrypted with the key 'one'; the given ones are Keys(two)" in closed.sentence()
     assert secret not in "".join(path.read_text() for path in fleet.folder.glob("*.log"))
+
+
+@pytest.mark.parametrize("envelope", ["nested", "columns", "none"])
+async def test_payloads_that_are_not_json_cost_no_message_of_a_decoder_that_passes_them_on_as_json(
+    fleet, monkeypatch, envelope
+):
+    payloads = [
+        b'{"a":1}', b"not json", b"", b"\xff", b'1,"sequence":1', b'1,"payload":"EVIL","subject":"forged"',
+        b'"x"}\r{"stream":"S"', b'{"a":\r2}', b'{"a":1}\n{"b":2}', b"[" * 900 + b"]" * 900,
+    ]  # fmt: skip
+    monkeypatch.setattr("capture.testing.raw_json", lambda message: msgspec.Raw(message.data), raising=False)
+    config = load(
+        fleet.configure(
+            decoder="capture.testing:raw_json",
+            format="ndjson",
+            envelope=envelope,
+            partition="time",
+            limits__max_age=0.2,
+        )
+    )
+    node = Node(config)
+    running = asyncio.create_task(node.run())
+    try:
+        await fleet.until(lambda state: True)
+        await fleet.publish(payloads)
+        await fleet.until_all_acked(len(payloads))
+    finally:
+        node.stop()
+        await running
+    verdict = (await check(fleet.natty, config, node.store, deep=True)).verdict
+    good = 2 if envelope == "none" else len(payloads)
+    assert (verdict.ok, len(verdict.stored), len(verdict.undecodable)) == (True, good, len(payloads) - good), verdict
+    if envelope == "none":
+        entries = [decode_entry(await node.store.get(one.path), one.path) for one in await node.store.list(ENTRIES)]
+        whole = [one for one in entries if one.key == "_undecodable"]
+        rows = [row for one in whole for row in read_object(await node.store.get(one.path), one).to_pylist()]
+        assert sorted(row["payload"] for row in rows) == sorted(set(payloads) - {payloads[0], payloads[7]})
+    else:
+        found = [message async for message in read(config)]
+        assert [message.payload for message in found] == payloads
+        assert not any(message.subject == "forged" for message in found)
