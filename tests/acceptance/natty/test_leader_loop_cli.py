@@ -314,3 +314,24 @@ def test_bad_options_are_told_in_a_sentence(shell, name, options, status, said):
 def test_a_program_that_does_not_exist_makes_no_candidate_that_repeats_it(shell, name):
     refused = shell.natty("leader", "run", name, "--bucket", BUCKET, "--every", "5m", "--", "no-such-program")
     assert (refused.status, refused.complaint) == (1, "natty: there is no program no-such-program")
+
+
+@pytest.mark.long
+def test_a_run_during_which_the_bucket_is_deleted_is_not_made_up_for_and_the_log_says_so(shell, served, name, tmp_path):
+    bucket, runs, stopped = f"deleted_{name}", tmp_path / "runs", tmp_path / "stopped"
+
+    async def miss(natty):
+        async with natty.leader(name, bucket=bucket, lease=3.0) as term:
+            await term.commit(LAST_RUN, b'{"slot": 0, "node": "nobody"}')
+
+    served(miss)
+    script = f"trap 'touch {stopped}; exit 1' TERM; echo run >> {runs}; while :; do sleep 0.05; done"
+    leader = lead(shell, name, "--cron", YEARLY, "--bucket", bucket, script=script, lease=3.0)
+    until(lambda: lines(runs))
+    assert shell.natty("kv", "del", bucket, "--force").status == 0
+    until(stopped.exists)
+    said = heard(leader, f"no last success of {name!r} is known, so no run counts as missed")
+    assert f"natty: sh was stopped: one does not lead {name!r} any more; it stays a candidate" in said
+    leader.send_signal(signal.SIGTERM)
+    shell.finish(leader)
+    assert lines(runs) == ["run"]
