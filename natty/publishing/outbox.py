@@ -247,7 +247,14 @@ class Outbox:
         errors are unread.
         """
         try:
-            self._check_open(subject, msg_id)
+            if self._closed:
+                raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
+            if len(self.errors) >= self.options.max_errors:
+                raise PublishError(
+                    f"{len(self.errors)} publish errors are unread: read publish_errors(), or set on_publish_error",
+                    subject=subject,
+                    msg_id=msg_id,
+                )
             now = asyncio.get_running_loop().time()
             sender = self._routes.find(subject, now) or await self._sender_of(subject)
         except BaseException:
@@ -261,17 +268,6 @@ class Outbox:
             sender.users -= 1
             if not sender.users:
                 sender.unused.set()
-
-    def _check_open(self, subject: str, msg_id: str) -> None:
-        if self._closed:
-            raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
-        if len(self.errors) >= self.options.max_errors:
-            raise PublishError(
-                f"{len(self.errors)} publish errors are unread: read publish_errors(), or set an on_publish_error that"
-                " keeps up with them",
-                subject=subject,
-                msg_id=msg_id,
-            )
 
     async def _sender_of(self, subject: str) -> _Sender:
         check_subject(subject)
