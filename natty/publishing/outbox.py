@@ -251,7 +251,8 @@ class Outbox:
                 raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
             if len(self.errors) >= self.options.max_errors:
                 raise PublishError(
-                    f"{len(self.errors)} publish errors are unread: read publish_errors(), or set on_publish_error",
+                    f"{len(self.errors)} publish errors are unread: read publish_errors(), or set an on_publish_error"
+                    " that keeps up with them",
                     subject=subject,
                     msg_id=msg_id,
                 )
