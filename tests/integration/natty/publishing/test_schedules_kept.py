@@ -1,6 +1,7 @@
 """What the server keeps of messages that wait: over its end, a new leader, a purge, and the stream's limits."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -8,7 +9,7 @@ from consuming import until
 from patient import PATIENCE, PATIENT
 from scheduling import make_scheduling, passed, published, waiting
 
-from natty import Natty, PublishError
+from natty import JetStreamError, Natty, PublishError
 from natty.testing import NatsServer
 
 pytestmark = pytest.mark.long
@@ -32,16 +33,17 @@ async def test_what_waits_survives_sigkill_and_what_was_due_meanwhile_is_publish
         await natty.publish(f"{name}.a", b"later", after="1h")
         await natty.schedule("tick", f"{name}.tick", b"t", every="1s")
     own_server.kill()
+    killed = time.time_ns()
     await asyncio.sleep(6)  # the fact is about runs that were missed: several of the tick
     own_server.start()
     async with Natty(**own_server.connect_options(), **PATIENT) as natty:
         found = await published(natty, name, 50, f"{name}.a")
         assert {one.headers[HIDDEN][0] for one in found} == {ack.schedule for ack in due}
-        ticks = await published(natty, name, 2, f"{name}.tick")
-        assert ticks[1].time_ns - ticks[0].time_ns < 5e9, "it ticks again"
+        await published(natty, name, 3, f"{name}.tick")  # it ticks again
         assert len(await waiting(natty, name)) == 2
-        state = await natty.stream_info(name)
-        assert state["state"]["messages"] < 2 + 50 + 6, "runs that were missed are made up for once"
+        ticks = [one.time_ns async for one in natty.read(name, subjects=f"{name}.tick") if one.time_ns > killed]
+        seconds = (ticks[-1] - ticks[0]) / 1e9
+        assert len(ticks) <= seconds + 3, "runs that were missed are made up for once"
 
 
 async def test_a_server_that_is_killed_while_it_publishes_loses_none(own_server, natty_name):
@@ -73,6 +75,7 @@ async def test_a_new_leader_publishes_what_waits_once(nats_cluster, natty_name):
             await published(natty, name, published_so_far, f"{name}.a")
             with suppress(Exception):  # the old leader may have no time to answer
                 await natty.jetstream.request(f"STREAM.LEADER.STEPDOWN.{name}", timeout=5)
+            await until(lambda: is_led(natty, name))
         found = [one.data for one in await published(natty, name, count, f"{name}.a")]
         assert sorted(found) == sorted(b"%d" % i for i in range(count))
         await published(natty, name, (await natty.stream_info(name))["state"]["last_seq"] and 3, f"{name}.tick")
@@ -80,6 +83,13 @@ async def test_a_new_leader_publishes_what_waits_once(nats_cluster, natty_name):
         await passed(natty, name)
         assert await waiting(natty, name) == []
         assert [one.data async for one in natty.read(name, subjects=f"{name}.a")] == found
+
+
+async def is_led(natty, name):
+    """Return whether the stream has a leader that answers: during an election the server refuses reads (10008)."""
+    with suppress(JetStreamError):
+        return bool((await natty.stream_info(name))["cluster"].get("leader"))
+    return False
 
 
 async def test_max_age_deletes_no_schedule_of_a_stream_that_allows_ttls_and_the_others_are_refused(natty, natty_name):
