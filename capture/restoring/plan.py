@@ -17,6 +17,7 @@ from capture.reading.merge import FAN_IN
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
 from capture.restoring.uptake import LEVEL, MARK, own_metadata
+from natty.config.units import write_count
 from natty.names import overlap
 from natty.wire.servers import NEEDS
 
@@ -205,7 +206,7 @@ def _consumers(
     """Return the consumers to restore, and a sentence for each one that is not restored, or not as it was."""
     recorded = past.record.consumers if past.record else {}
     if options.detached or not options.consumers:
-        return [], [f"{len(recorded)} consumers are left out"] if recorded else []
+        return [], [f"{write_count(len(recorded), 'consumer')} left out"] if recorded else []
     elsewhere = bool(options.name) and options.name != past.stream
     kept, left = [], []
     for name, one in sorted(recorded.items()):
@@ -275,8 +276,8 @@ def _position(place: Position, last: int) -> dict[str, int]:
 def _report_unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
     if lost:
         paths = sorted(spoilt)
-        more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-        yield f"{len(lost):,} messages ({lost.describe()}) are only in {paths[0]}{more}, which does not keep them whole"
+        where = paths[0] + (f" and {len(paths) - 1:,} more, which do" if len(paths) > 1 else ", which does")
+        yield f"{_name(lost, 'message', 'is', 'are')} only in {where} not keep messages whole"
 
 
 def _report_missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
@@ -286,9 +287,14 @@ def _report_missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str
     deleted = Sequences.from_text(past.record.deleted) if past.record else Sequences()
     unexplained = gaps - deleted - past.held
     if gone := unexplained & past.removed:
-        yield f"{len(gone):,} messages ({gone.describe()}) were removed by the archive's retention"
+        yield f"{_name(gone, 'message', 'was', 'were')} removed by the archive's retention"
     if unknown := unexplained - past.removed:
-        yield f"{len(unknown):,} sequences ({unknown.describe()}) are not in the archive: `capture verify` says why"
+        yield f"{_name(unknown, 'sequence', 'is', 'are')} not in the archive: `capture verify` says why"
+
+
+def _name(found: Sequences, noun: str, one: str, several: str) -> str:
+    """Return "1 message (7) is", or "3 messages (7–9) are"."""
+    return f"{write_count(len(found), noun)} ({found.describe()}) {one if len(found) == 1 else several}"
 
 
 def _report_too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences, now: float) -> Iterable[str]:

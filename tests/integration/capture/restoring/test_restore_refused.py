@@ -244,7 +244,7 @@ async def test_what_is_only_in_csv_is_named_and_the_rest_is_restored(natty, natt
     before = await dumped(natty, name)
     await natty.delete_stream(name)
     plan = await planned(natty, captured)
-    assert plan.not_kept[0].startswith("1 messages (1) are only in blocks/")
+    assert plan.not_kept[0].startswith("1 message (1) is only in blocks/")
     await restored(natty, captured)
     assert (await dumped(natty, name))[1] == {2: before[1][2]}
 

@@ -88,8 +88,8 @@ def test_an_empty_stream_begins_after_its_last_sequence_and_one_that_was_never_u
 def test_what_is_not_in_the_archive_is_named_by_its_reason():
     known = past(last=12, deleted=[11], removed=[2], objects=[stored(1), stored(3, 10)])
     said = "; ".join(planned(known).not_kept)
-    assert "1 messages (2) were removed by the archive's retention" in said
-    assert "1 sequences (12) are not in the archive" in said
+    assert "1 message (2) was removed by the archive's retention" in said
+    assert "1 sequence (12) is not in the archive" in said
     old = past(objects=[stored(1, 10, latest=NOW - 100)], max_age=60 * 10**9)
     assert "10 messages or more are older than the stream's max_age of 60 s" in "; ".join(planned(old).not_kept)
 
@@ -97,7 +97,7 @@ def test_what_is_not_in_the_archive_is_named_by_its_reason():
 def test_a_stream_of_which_no_message_is_whole_is_not_restored_as_an_empty_one():
     values = msgspec.structs.replace(stored(1, 10), path="blocks/v", format="csv-value.zst")
     known = past(objects=[values])
-    sentence = "nothing can be restored: 10 messages (1–10) are only in blocks/v, which does not keep them whole"
+    sentence = "nothing can be restored: 10 messages (1–10) are only in blocks/v, which does not keep messages whole"
     for options in ({}, {"to_sequence": 4}, {"replay": True}):
         plan = planned(known, **options)
         assert plan.messages == 0
