@@ -28,10 +28,11 @@ from natty.streams.info import PauseAnswer, ServerConsumerConfig, ServerStreamCo
 from natty.streams.nearest import naming_nearest
 from natty.streams.origins import refuse_lossy_sources
 from natty.streams.planning import CONSUMER, STREAM, Plan, list_differing, plan
-from natty.streams.refusal import explaining_refusal
+from natty.streams.refusal import NO_PEERS, PEER_OFFLINE, explaining_refusal
 from natty.streams.schema import ConsumerConfig, StreamConfig, with_version
 
 WITHIN = 30.0  # seconds for an answer: a cluster may need that long to elect a leader
+PEERS_WITHIN = 10.0  # seconds for servers that are away: one that restarts, or is slow for a moment, is back by then
 ONE_TRY = 2.0  # seconds before an unanswered request is sent again
 ROUNDS = 5  # of reading, comparing and changing, while other clients change the same
 _CONSUMER_EXISTS = 10148
@@ -382,17 +383,18 @@ def _singular(config: Mapping[str, Any]) -> dict[str, Any]:
 async def _ask(jetstream: JetStream, subject: str, body: Any = None) -> dict[str, Any]:
     """Send a request that may be repeated, until it is answered.
 
-    A cluster drops requests about streams and consumers that have no leader yet.
+    A cluster drops requests about what has no leader yet, and refuses a stream while it needs a server that is away.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + WITHIN
+    began = loop.time()
     while True:
         try:
             return await jetstream.request(subject, body, timeout=ONE_TRY)
         except (RequestTimeoutError, NotConnectedError):
-            if loop.time() >= deadline or not jetstream.connection.supervised:
+            if loop.time() >= began + WITHIN or not jetstream.connection.supervised:
                 raise
         except JetStreamError as error:
-            if error.err_code != _UNAVAILABLE or loop.time() >= deadline:
+            limit = {_UNAVAILABLE: WITHIN, NO_PEERS: PEERS_WITHIN if PEER_OFFLINE in str(error) else 0.0}
+            if loop.time() >= began + limit.get(error.err_code, 0.0):
                 raise
             await asyncio.sleep(ONE_TRY / 4)

@@ -12,7 +12,9 @@ from natty.jetstream import JetStream
 from natty.names import overlap
 from natty.streams.listing import all_streams
 
-_NO_PEERS = 10005
+NO_PEERS = 10005
+PEER_OFFLINE = "peer offline"
+"""In the text of NO_PEERS: the server has lost sight of one that it needs, maybe for a moment."""
 _NO_MEMORY = 10028
 _NO_STORAGE = 10047
 _OVERLAP = 10065
@@ -28,26 +30,30 @@ async def explaining_refusal(jetstream: JetStream, config: Mapping[str, Any]) ->
         text = (
             await _describe_overlap(jetstream, config)
             if error.err_code == _OVERLAP
-            else sentence(error.err_code, config)
+            else sentence(error.err_code, config, is_away=PEER_OFFLINE in str(error))
         )
         if not text:
             raise
         raise type(error)(f"stream {config['name']}: {text}", code=error.code, err_code=error.err_code) from error
 
 
-def sentence(err_code: int, config: Mapping[str, Any]) -> str:
-    """Return the text for a refused configuration; empty if the server's own text is the best."""
+def sentence(err_code: int, config: Mapping[str, Any], *, is_away: bool = False) -> str:
+    """Return the text for a refused configuration; empty if the server's own text is the best.
+
+    `is_away`: the server says that others are offline.
+    """
     size, placement = show_size(max(0, config.get("max_bytes", 0))), config.get("placement") or {}
     if err_code in (_NO_MEMORY, _NO_STORAGE):
         kind = "memory" if err_code == _NO_MEMORY else "storage"
         return f"the server does not have the {kind} that max_bytes {size} reserves; lower max_bytes, or give it more"
     if err_code == _NOT_CLUSTERED:
         return f"num_replicas is {config.get('num_replicas')}, and this server is not in a cluster: use 1"
-    if err_code == _NO_PEERS:
+    if err_code == NO_PEERS:
         wanted = [f"cluster {placement['cluster']}"] if placement.get("cluster") else []
         wanted += [f"tag {tag}" for tag in placement.get("tags") or []]
         where = f" with {', '.join(wanted)}" if wanted else ""
-        return f"there are not {config.get('num_replicas', 1)} servers{where} that could take it"
+        why = ": others are offline" if is_away else ""
+        return f"there are not {config.get('num_replicas', 1)} servers{where} that could take it{why}"
     return ""
 
 

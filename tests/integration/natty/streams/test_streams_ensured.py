@@ -312,6 +312,35 @@ async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster, monkeypa
             await natty.delete_stream(name)
 
 
+class Away:
+    """The next requests to make a stream get the answer of a cluster that has just lost sight of a server."""
+
+    def __init__(self, natty, monkeypatch, times):
+        self.left, self._request = times, natty.jetstream.request
+        monkeypatch.setattr(natty.jetstream, "request", self._refused)
+        monkeypatch.setattr(module, "ONE_TRY", 0.2)
+
+    async def _refused(self, subject, *arguments, **options):
+        if subject.startswith("STREAM.CREATE.") and self.left:
+            self.left -= 1
+            raise JetStreamError("no suitable peers for placement, peer offline", code=400, err_code=10005)
+        return await self._request(subject, *arguments, **options)
+
+
+async def test_a_server_that_is_away_for_a_moment_is_waited_for(natty, natty_name, monkeypatch):
+    name, away = natty_name("PEERS"), Away(natty, monkeypatch, 3)
+    monkeypatch.setattr(module, "PEERS_WITHIN", PATIENCE)
+    await natty.create_stream(name, subjects=[name])
+    assert away.left == 0
+
+
+async def test_a_server_that_stays_away_is_told(natty, natty_name, monkeypatch):
+    Away(natty, monkeypatch, 1000)
+    monkeypatch.setattr(module, "PEERS_WITHIN", 0.3)
+    with pytest.raises(JetStreamError, match=r"there are not 3 servers that could take it: others are offline$"):
+        await natty.create_stream(natty_name("PEERS"), num_replicas=3)
+
+
 async def test_subjects_of_another_stream_are_refused_with_its_name(natty, stream, natty_name):
     with pytest.raises(JetStreamError, match=rf"its subjects overlap: .* of stream {stream}$"):
         await natty.ensure_stream(natty_name("OTHER"), subjects=[f"{stream}.>"])
