@@ -87,8 +87,8 @@ class Chaos:
 
     async def run(self):
         """Publish, play faults, wait until all messages are handled, and judge."""
-        options = self.options
-        async with Natty(**self.server.connect_options(), **PATIENT) as natty:
+        options, connect = self.options, self.server.connect_options() | PATIENT
+        async with Natty(**connect) as natty, Natty(**connect) as publishing:  # both before the server is struck
             await natty.create_stream(self.name, subjects=[f"{self.name}.*"], allow_batched=True)
             self.natty, group = natty, natty.group(self.name, "g")
             await group.create(options.partitions, [self._filter()])
@@ -97,7 +97,7 @@ class Chaos:
                 await group.add(*self.listed)
             for _ in range(options.processes):
                 self.start()
-            published = asyncio.create_task(self._publish())
+            published = asyncio.create_task(self._publish(publishing))
             try:
                 await self._strike(group, published)
                 await self._settle(group)
@@ -112,17 +112,16 @@ class Chaos:
         losses = {"killed": self.killed, "outages": self.outages}
         return judge(self.logs, self.ended, counts, options.ack_wait, **losses)
 
-    async def _publish(self):
+    async def _publish(self, natty):
         options = self.options
-        async with Natty(**self.server.connect_options(), **PATIENT) as natty:
-            for first in range(0, options.messages, 2000):
-                async with natty.publisher(self.name, **FILLING) as publisher:
-                    for number in range(first, min(first + 2000, options.messages)):
-                        key = number % options.keys
-                        data = b"k%d %d" % (key, number // options.keys)
-                        await publisher.publish(f"{self.name}.k{key}", data, msg_id=str(number))
-                if options.rate:
-                    await asyncio.sleep(2000 / options.rate)
+        for first in range(0, options.messages, 2000):
+            async with natty.publisher(self.name, **FILLING) as publisher:
+                for number in range(first, min(first + 2000, options.messages)):
+                    key = number % options.keys
+                    data = b"k%d %d" % (key, number // options.keys)
+                    await publisher.publish(f"{self.name}.k{key}", data, msg_id=str(number))
+            if options.rate:
+                await asyncio.sleep(2000 / options.rate)
 
     async def _strike(self, group, published):
         weights = {name: weight for name, weight in self.options.weights.items() if weight}
