@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
-from typing import IO, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import IO, Any, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -17,7 +18,7 @@ from capture.archive.stored_formats import OWN, STORED
 from capture.errors import CaptureError, ConfigError
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.block import SealedBlock, Writer
-from capture.ingest.commit import ObjectWriter
+from capture.ingest.commit import ObjectWriter, Unlayered
 from capture.ingest.record import Records
 from capture.stores.plugin import FAULTS, check_has
 from natty.config.units import write_count
@@ -61,6 +62,26 @@ class Format(ObjectWriter, Protocol):
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`. Raises if the data is unreadable."""
         ...
+
+
+class Unreadable(Unlayered, ABC):
+    """A format whose objects capture writes and does not read."""
+
+    @abstractmethod
+    def refuse(self) -> NoReturn:
+        """Raise FormatError, which says why its objects are not read."""
+
+    def read(self, data: bytes) -> pa.Table:
+        """Raise FormatError."""
+        self.refuse()
+
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Raise FormatError."""
+        self.refuse()
+
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Raise FormatError."""
+        self.refuse()
 
 
 def check_usable(writer: Writer) -> None:

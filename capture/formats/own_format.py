@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import IO, Any, NoReturn
-
-import pyarrow as pa
+from typing import Any, NoReturn
 
 from capture.archive.stored_formats import OWN
 from capture.decoders import Decoding
 from capture.errors import CaptureError, FormatError, StoreError
-from capture.formats.contract import NEEDS, Positions, check_usable
+from capture.formats.contract import NEEDS, Unreadable, check_usable
 from capture.ingest.block import SealedBlock, Writer
-from capture.ingest.commit import Unlayered
 from capture.stores.plugin import FAULTS, make_plugin
 from natty.config.units import write_count
 
 
-class OwnFormat(Unlayered):
+class OwnFormat(Unreadable):
     """A user's writer behind the contract of `Format`. Records name it `own-` and the writer's `format`.
 
     A block that the writer can't write is a StoreError: its messages are handed back, and nothing is acknowledged.
@@ -61,18 +57,7 @@ class OwnFormat(Unlayered):
             raise StoreError(f"{kind} returned no bytes for {count}")
         return data
 
-    def read(self, data: bytes) -> pa.Table:
+    def refuse(self) -> NoReturn:
         """Raise FormatError."""
-        self._refuse()
-
-    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Raise FormatError."""
-        self._refuse()
-
-    def positions(self, file: IO[bytes]) -> Positions:
-        """Raise FormatError."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         name = self.format.removeprefix(OWN)
         raise FormatError(f"{name} is a format of your own, which capture writes and can't read")

@@ -6,20 +6,19 @@ message undecodable, like an error of the decoder, and a block of undecodable me
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import IO, Any, ClassVar, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
-import pyarrow as pa
 
 from capture.decoders.contract import Flatten, reason
 from capture.errors import FormatError
-from capture.formats.contract import Positions
+from capture.formats.contract import Unreadable
 from capture.formats.csv import MORE, Row, cells_of, flat, to_csv
 from capture.formats.json_text import encode_json
 from capture.ingest.block import SealedBlock
-from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records
 from capture.stores.plugin import FAULTS
 
@@ -28,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_rows = msgspec.json.Decoder(list[dict[str, str | None]]).decode
 
 
-class Values(Unlayered):
+class Values(Unreadable):
     """A format that stores values only. Nothing in its objects says which messages they are of."""
 
     format: ClassVar[str]
@@ -37,27 +36,16 @@ class Values(Unlayered):
     def __init__(self, to_json: Callable[[Any], bytes] = encode_json) -> None:
         self._to_json = to_json
 
+    @abstractmethod
     def encode(self, value: Any) -> bytes:
         """Return a value as it is kept in blocks. Any error means that the message is undecodable."""
-        raise NotImplementedError
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the object of a block whose payloads are encoded values."""
         return b"".join(block.records.payloads)
 
-    def read(self, data: bytes) -> pa.Table:
+    def refuse(self) -> NoReturn:
         """Raise FormatError."""
-        self._refuse()
-
-    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Raise FormatError."""
-        self._refuse()
-
-    def positions(self, file: IO[bytes]) -> Positions:
-        """Raise FormatError."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise FormatError(f"{self.format} holds decoded values without the envelope: read the object itself")
 
 
