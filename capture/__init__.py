@@ -8,11 +8,16 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from capture.errors import (
         AlreadyStoredError as AlreadyStoredError,
         CaptureError as CaptureError,
+        CatalogAwayError as CatalogAwayError,
+        CatalogError as CatalogError,
+        CatalogRefusedError as CatalogRefusedError,
+        CatalogUnfitError as CatalogUnfitError,
         CipherError as CipherError,
         CompactionError as CompactionError,
         ConfigError as ConfigError,
         DataLossError as DataLossError,
         FencedError as FencedError,
+        ForeignEntryError as ForeignEntryError,
         FormatError as FormatError,
         KeyMissingError as KeyMissingError,
         ManifestError as ManifestError,
@@ -43,11 +48,11 @@ else:  # the same names, each imported when it is first used (PEP 562)
     _HOMES = {
         "capture.config.load": "load",
         "capture.errors": """
-            AlreadyStoredError CaptureError CipherError CompactionError ConfigError DataLossError FencedError
-            FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
-            NotStoredError NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError
-            RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
-            StoreUnreadableError WriterError
+            AlreadyStoredError CaptureError CatalogAwayError CatalogError CatalogRefusedError CatalogUnfitError
+            CipherError CompactionError ConfigError DataLossError FencedError ForeignEntryError FormatError
+            KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError NotStoredError
+            NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError RestoreRefusedError SignatureError
+            SparkError SpillError StoreError StoreFullError StoreUnfitError StoreUnreadableError WriterError
         """,
         "capture.node.node": "Node",
         "capture.reading.read": "read read_batches",

@@ -137,6 +137,26 @@ class CompactionError(CaptureError):
     """The output of a compaction does not match its input; nothing was committed."""
 
 
+class CatalogError(CaptureError):
+    """The user's catalog can't be used; the archive is not affected."""
+
+
+class CatalogAwayError(CatalogError):
+    """The user's catalog does not answer."""
+
+
+class CatalogRefusedError(CatalogError):
+    """The user's catalog refuses the request: check the credentials and the permissions there."""
+
+
+class CatalogUnfitError(CatalogError):
+    """The user's catalog can't do what a table of an archive needs."""
+
+
+class ForeignEntryError(CatalogError):
+    """The entry in the user's catalog is not this archive's, or another program has changed it."""
+
+
 class NotSweptError(CaptureError):
     """The archive has no manifest of this version yet: the sweep's leader writes one."""
 

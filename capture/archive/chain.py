@@ -6,17 +6,19 @@ own token. Documents that a deposed leader still writes are then older than the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from typing import ClassVar, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 
 from capture.archive.signing import Signer, split, vouch
-from capture.errors import ManifestError, NotStoredError
+from capture.errors import AlreadyStoredError, ManifestError, NotStoredError
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
+from capture.stores.deletion import delete_all
 from natty.errors import UNREADABLE
 from natty.wire.background import map_concurrently
 
@@ -54,6 +56,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     parent: str = ""
     parent_sha256: str = ""
     retired: list[Retired] = msgspec.field(default_factory=list)
+
+    def at_its_head(self, now: float) -> Self:
+        """Return the document with what it replaced counted from `now` on: until then readers had an earlier one."""
+        return msgspec.structs.replace(self, retired=[Retired(one.path, now) for one in self.retired])
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -95,6 +101,8 @@ HeadReader = Callable[[], Awaitable[Head | None]]
 
 Check = Callable[[str, bytes], None]
 """Checks the path and the bytes of a document before they are used."""
+
+NO_PAGES: Mapping[str, bytes] = {}
 
 Kind = TypeVar("Kind", bound=Document)
 Record = TypeVar("Record")
@@ -178,13 +186,19 @@ async def _find_newest(store: Store, kind: type[Document]) -> tuple[tuple[int, i
 
 
 async def current(
-    store: Store, pointer: HeadPointer, kind: type[Kind], now: float, first: Callable[[], Awaitable[Kind]] | None = None
+    store: Store,
+    pointer: HeadPointer,
+    kind: type[Kind],
+    now: float,
+    first: Callable[[], Awaitable[Kind]] | None = None,
+    renew: Callable[[Kind], Awaitable[tuple[Kind, Mapping[str, bytes]]]] | None = None,
 ) -> tuple[Head, Kind]:
     """Return the committed head and its document, the base of every change. FencedError if the term is over.
 
     SignatureError if the archive is signed and the term can't sign, or a document is not signed by one of its keys.
 
-    A term's first call commits the document again under its own token, or the result of `first` if there is none. The
+    A term's first call commits the document again under its own token, or the result of `first` if there is none;
+    `renew` brings a document of an earlier format into the present one, with the pages to store before it. The
     store may hold a later document than the head names: the last term died before its commit, or the head lost its last
     writes. Then the later document is used: a head that went back must never make stored objects look like leftovers.
     Its retired objects count as retired from `now` on, since readers were sent to the earlier document until now.
@@ -203,9 +217,17 @@ async def current(
         unsigned_too = not ahead or await _is_unsigned(store, pointer, known)
         document = await _read_vouched(store, pointer, head, kind, unsigned_too=unsigned_too)
     if ahead:
-        retired = [Retired(one.path, now) for one in document.retired]
-        document = msgspec.structs.replace(document, retired=retired)
-    head = await commit(store, pointer, head, document)
+        document = document.at_its_head(now)
+    if head is not None and document.format < kind.FORMAT:
+        log.info(
+            "%s has format %d and is upgraded to %d, which earlier versions can't read",
+            head.path,
+            document.format,
+            kind.FORMAT,
+            extra={"action": "upgrade"},
+        )
+    document, pages = (document, NO_PAGES) if renew is None else await renew(document)
+    head = await commit(store, pointer, head, document, pages)
     return head, await read(store, head, kind)
 
 
@@ -223,23 +245,42 @@ async def _read_vouched(
     return decode(data, head.path, kind)
 
 
-async def commit(store: Store, pointer: HeadPointer, previous: Head | None, document: Document) -> Head:
-    """Write the document as the successor of `previous`, then make the head name it: durable, then visible.
-
-    Sets format, number, token and parent. FencedError if another term has begun.
-    """
-    sealed = msgspec.structs.replace(
+def seal(document: Kind, token: int, previous: Head | None) -> Kind:
+    """Return the document as the successor of `previous` in a term: with its format, number, token and parent."""
+    return msgspec.structs.replace(
         document,
         format=document.FORMAT,
         number=(previous.number if previous else 0) + 1,
-        token=pointer.token,
+        token=token,
         parent=previous.path if previous else "",
         parent_sha256=previous.sha256 if previous else "",
     )
+
+
+async def commit(
+    store: Store,
+    pointer: HeadPointer,
+    previous: Head | None,
+    document: Document,
+    pages: Mapping[str, bytes] = NO_PAGES,
+) -> Head:
+    """Write the document as the successor of `previous`, then make the head name it: durable, then visible.
+
+    Sets format, number, token and parent. `pages` are the other objects of this version, by path. They are stored
+    first: a document without its head is taken for the newest one if its leader dies now. Each is named by its content,
+    so one that exists is the same. FencedError if another term has begun.
+    """
+    sealed = seal(document, pointer.token, previous)
     data = msgspec.json.encode(sealed)
     path = document_path(type(document), sealed.number, sealed.token)
     if pointer.signer is not None:
         data = pointer.signer.sign(path, data)
+
+    async def put(page: tuple[str, bytes]) -> None:
+        with contextlib.suppress(AlreadyStoredError):
+            await store.put(*page)
+
+    await map_concurrently(pages.items(), put, at_once=REQUESTS_AT_ONCE)
     await store.put(path, data)
     head = Head(sealed.number, sealed.token, path, hashlib.sha256(data).hexdigest())
     await pointer.commit(head)
@@ -247,13 +288,8 @@ async def commit(store: Store, pointer: HeadPointer, previous: Head | None, docu
 
 
 async def delete(store: Store, pointer: HeadPointer, paths: Iterable[str]) -> None:
-    """Delete these objects, as long as the term lasts. FencedError if it is over."""
-
-    async def remove(path: str) -> None:
-        pointer.check()
-        await store.delete(path)
-
-    await map_concurrently(paths, remove, at_once=REQUESTS_AT_ONCE)
+    """Delete these objects, as long as the term lasts: it is checked before each request. FencedError if it is over."""
+    await delete_all(store, paths, check=pointer.check)
 
 
 def old_documents(document: Document, objects: Listing, before: float) -> list[str]:

@@ -6,6 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from capture.archive.index.tree import Index
+from capture.archive.index.update import held_of
+from capture.archive.index.version import Total, Version
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 
@@ -40,6 +43,22 @@ def coverage(objects: Iterable[Stored], removed: Mapping[str, Sequences]) -> dic
     return {
         stream: _coverage_of(sets[stream], removed.get(stream, Sequences())) for stream in sorted({*sets, *removed})
     }
+
+
+async def read_coverage(
+    blocks: tuple[Index, Version], files: tuple[Index, Version], removed: Mapping[str, Sequences]
+) -> dict[str, Coverage]:
+    """Return the coverage of all objects of these indexes, by stream, without reading their entries.
+
+    ManifestError; StoreError.
+    """
+    found: dict[str, Coverage] = {}
+    for stream in sorted({*blocks[1].streams, *files[1].streams, *removed}):
+        held = [await held_of(index, version, stream) for index, version in (blocks, files)]
+        twice = [Sequences.from_text(one[1].streams.get(stream, Total()).twice) for one in (blocks, files)]
+        overlaps = Sequences.union_of([*twice, held[0] & held[1]])
+        found[stream] = Coverage(held[0] | held[1], removed.get(stream, Sequences()), overlaps)
+    return found
 
 
 def _coverage_of(sets: list[Sequences], removed: Sequences) -> Coverage:

@@ -1,21 +1,26 @@
-"""The last recording of each hour: reads many in parallel, checks them in order."""
+"""The last recording of each hour: found by the pointers of later ones, or read backwards, several at a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections import deque
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Self
 
 from capture.archive.chain import decode, document_parts
-from capture.archive.recording import HISTORY, Recording
+from capture.archive.recording import HISTORY, Earlier, Recording, history_path
 from capture.errors import ManifestError, NotStoredError
 from capture.stores.contract import ObjectInfo, Store
 
 AHEAD_OBJECTS = 32
 AHEAD_BYTES = 16 << 20
 """The limit of documents that are read ahead; one larger document is read all the same."""
+DAYS_AT_ONCE = 4
+"""Days of history that are listed together: 96 hours are more than are read ahead."""
+
+_HOUR = len(f"{HISTORY}2026-11-21/03-")
 
 
 class Prefetch:
@@ -24,87 +29,177 @@ class Prefetch:
     A context manager: its exit cancels all reads in flight.
     """
 
-    def __init__(self, store: Store, objects: Sequence[ObjectInfo]) -> None:
+    def __init__(self, store: Store, objects: Iterable[ObjectInfo] = ()) -> None:
         self.url = store.url
-        self._store, self._objects = store, objects
-        self._places = {one.path: place for place, one in enumerate(objects)}
-        self._coming: dict[int, asyncio.Task[bytes]] = {}
+        self._store = store
+        self._waiting = deque(objects)
+        self._coming: dict[str, tuple[int, asyncio.Task[bytes]]] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._drop(list(self._coming))
+        await _cancel(task for _, task in self._coming.values())
 
     def __contains__(self, path: str) -> bool:
-        return path in self._places
+        return path in self._coming or any(one.path == path for one in self._waiting)
 
     async def get(self, path: str) -> bytes:
         """Return the whole object. NotStoredError if it does not exist."""
-        place = self._places.get(path)
-        if place is None:
+        if path not in self:
             return await self._store.get(path)
-        await self._drop([one for one in self._coming if one < place])
-        size = 0
-        for following in range(place, min(place + AHEAD_OBJECTS, len(self._objects))):
-            size += self._objects[following].bytes
-            if size > AHEAD_BYTES and following > place:
-                break
-            if following not in self._coming:
-                self._coming[following] = asyncio.create_task(self._store.get(self._objects[following].path))
-        await asyncio.wait([self._coming[place]])
-        return self._coming.pop(place).result()
+        await self._pass_over(path)
+        self._fetch()
+        _, task = self._coming[path]
+        await asyncio.wait([task])
+        del self._coming[path]
+        return task.result()
 
-    async def _drop(self, places: list[int]) -> None:
-        tasks = [self._coming.pop(place) for place in places]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _pass_over(self, path: str) -> None:
+        """Forget the objects before this one."""
+        passed = []
+        while self._coming and path not in list(self._coming)[:1]:
+            passed.append(self._coming.pop(next(iter(self._coming)))[1])
+        while not self._coming and self._waiting[0].path != path:
+            self._waiting.popleft()
+        await _cancel(passed)
+
+    def _fetch(self) -> None:
+        size = sum(size for size, _ in self._coming.values())
+        while self._waiting and len(self._coming) < AHEAD_OBJECTS:
+            one = self._waiting[0]
+            size += one.bytes
+            if self._coming and size > AHEAD_BYTES:
+                break
+            self._waiting.popleft()
+            self._coming[one.path] = (one.bytes, asyncio.create_task(self._store.get(one.path)))
+
+
+class PastHours(Prefetch):
+    """The history, read backwards from any hour, at least to the hour `until` (the beginning of a path).
+
+    It lists a few days at a time, so its memory does not grow with the history.
+    """
+
+    def __init__(self, store: Store, until: str = HISTORY) -> None:
+        super().__init__(store)
+        self._until = until
+        self._next: datetime | None = None  # the day to list next
+        self._listing: asyncio.Task[list[ObjectInfo]] | None = None
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
+        await _cancel([self._listing] if self._listing else [])
+
+    async def get(self, path: str) -> bytes:
+        """As above. The hours before this one are prefetched, over a gap of a few days too."""
+        if path not in self:
+            await self._take_listed()
+        if path not in self and (day := _day_of(path)):
+            self._next = day
+            self._list_more()
+            await self._take_listed()
+        elif self._listing is not None and self._listing.done():
+            await self._take_listed()
+        if self._listing is None and len(self._waiting) <= AHEAD_OBJECTS:
+            self._list_more()
+        return await super().get(path)
+
+    def _list_more(self) -> None:
+        if (day := self._next) and f"{HISTORY}{day:%Y-%m-%d}/~" > self._until:
+            self._listing = asyncio.create_task(self._list_days([day - timedelta(n) for n in range(DAYS_AT_ONCE)]))
+            self._next = day - timedelta(DAYS_AT_ONCE)
+
+    async def _list_days(self, days: Iterable[datetime]) -> list[ObjectInfo]:
+        listed = await asyncio.gather(*(self._store.list(f"{HISTORY}{day:%Y-%m-%d}/") for day in days))
+        return [one for found in listed for one in reversed(found) if one.path >= self._until]
+
+    async def _take_listed(self) -> None:
+        """Append the listed objects. If these days have none, listing continues at the next path that is requested."""
+        listing, self._listing = self._listing, None
+        if listing is not None:
+            found = await listing
+            self._waiting.extend(found)
+            self._next = self._next if found else None
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[bytes] | asyncio.Task[list[ObjectInfo]]]) -> None:
+    waiting = list(tasks)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _day_of(path: str) -> datetime | None:
+    try:
+        return datetime.strptime(path.removeprefix(HISTORY)[:10], "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 async def recording_at(store: Store, newest: Recording, at: float) -> Recording | None:
     """Return the recording that was valid at a time (Unix seconds); None if nothing was recorded by then.
 
-    The latest recordings are linked one by one in their chain, earlier ones by the hour. Each is named by a later one
-    with its SHA-256: ManifestError if one was changed.
+    It goes from the newest recording to the last one of the wanted hour by a few pointers, however long the history
+    is, and back from there. Hours that were recorded without pointers are read one after the other. Each document is
+    named by the one before it with its SHA-256: ManifestError if one was changed, NotStoredError if one is missing.
     """
     if newest.created <= at:
         return newest
+    hour = f"{HISTORY}{datetime.fromtimestamp(max(0.0, at), UTC):%Y-%m-%d/%H}-"
     document: Recording | None = newest
-    async with Prefetch(store, await _list_upcoming(store, newest, at)) as ahead:
+    async with PastHours(store, hour) as hours:
+        while document is not None and document.created > at and (following := _nearest(document, hour)):
+            document = await _read(hours if not document.skips else store, following)
+    if document is None or document.created <= at:
+        return document
+    return await _search_hour(store, document, at, hour)
+
+
+def _nearest(document: Recording, hour: str) -> Earlier | None:
+    """Return the earliest hour that a document names and that is not before this one; None if there is none.
+
+    Of two copies of one hour, which a clock that was set back leaves, the later one.
+    """
+    later = [one for one in document.list_hours() if one.path >= hour]
+    return min(sorted(later, key=lambda one: one.path, reverse=True), key=lambda one: one.path[:_HOUR], default=None)
+
+
+async def _search_hour(store: Store, last: Recording, at: float, hour: str) -> Recording | None:
+    """Return the recording that was valid at a time, given the last one of its hour, or the first one after its hour.
+
+    Within the hour it reads the recordings that clean-up has left.
+    """
+    if last.earlier and not history_path(last).startswith(hour):
+        return await _read(store, last.earlier)
+    document: Recording | None = last
+    async with Prefetch(store, await _list_recorded(store, last)) as ahead:
         while document is not None and document.created > at:
             document = await _read_previous(ahead, document)
     return document
 
 
-async def _list_upcoming(store: Store, newest: Recording, at: float) -> list[ObjectInfo]:
-    """Return the objects between the newest recording and the one that was valid at a time, by their names."""
-    recorded = [
+async def _list_recorded(store: Store, last: Recording) -> list[ObjectInfo]:
+    """Return the recordings in the store that are older than this one, the latest first."""
+    return [
         one
-        for one in await store.list(Recording.FOLDER)
-        if (parts := document_parts(Recording, one.path)) and parts[0] < newest.number
+        for one in reversed(await store.list(Recording.FOLDER))
+        if (parts := document_parts(Recording, one.path)) and parts[0] < last.number
     ]
-    hour = f"{HISTORY}{datetime.fromtimestamp(max(0.0, at), UTC):%Y-%m-%d/%H}-"
-    history = await store.list(HISTORY)
-    earlier = [one for one in history if one.path < hour]
-    return [*reversed(recorded), *reversed(history[len(earlier) :]), *earlier[-1:]]
 
 
 async def _read_previous(ahead: Prefetch, document: Recording) -> Recording | None:
     if document.parent in ahead:
         try:
-            data = await ahead.get(document.parent)
+            return await _read(ahead, Earlier(document.parent, document.parent_sha256))
         except NotStoredError:
             pass  # cleaned up meanwhile
-        else:
-            return decode(_check(data, document.parent, document.parent_sha256), document.parent, Recording)
-    if (earlier := document.earlier) is None:
-        return None
-    return decode(_check(await ahead.get(earlier.path), earlier.path, earlier.sha256), earlier.path, Recording)
+    return await _read(ahead, document.earlier) if document.earlier else None
 
 
-def _check(data: bytes, path: str, digest: str) -> bytes:
-    """Return the bytes. ManifestError if their SHA-256 is not the recorded one."""
-    if sha256(data).hexdigest() != digest:
-        raise ManifestError(f"{path} was changed: its SHA-256 is not the one that was recorded")
-    return data
+async def _read(store: Store | Prefetch, one: Earlier) -> Recording:
+    """Return a document that is named with its SHA-256. ManifestError if it has another one."""
+    data = await store.get(one.path)
+    if sha256(data).hexdigest() != one.sha256:
+        raise ManifestError(f"{one.path} was changed: its SHA-256 is not the one that was recorded")
+    return decode(data, one.path, Recording)

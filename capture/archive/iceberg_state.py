@@ -6,6 +6,7 @@ Nothing here reads or writes Iceberg's own files: `capture.iceberg` does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -18,6 +19,10 @@ from natty.kv.json_records import UnixTime, Whole
 
 ICEBERG = "iceberg/"
 """The folder of the tables' metadata, below the archive; their data files are the table's own."""
+
+
+BRIEF = 60.0
+"""Seconds that a snapshot with blocks stays after it was replaced: there is a new one every few seconds."""
 
 
 class Expiry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,13 +42,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `objects` are Iceberg's own files (manifest list, manifests) that this snapshot names and no older remaining
     snapshot does, by path, with their SHA-256. `dropped` are the paths, also of data files, that it names and its
-    successor does not.
+    successor does not. `came` are the blocks among its data files that no older remaining snapshot names, and
+    `is_brief` tells that it names any block: then it is kept for BRIEF only. `replaced` is when it was replaced; 0:
+    when the next remaining one was made.
     """
 
     id: int
     made: float
     objects: dict[str, str]
     dropped: list[str] = []
+    came: list[str] = []
+    is_brief: bool = False
+    replaced: float = 0.0
 
 
 class Iceberg(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +95,20 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     expires: UnixTime | None
 
 
+class CatalogState(msgspec.Struct, frozen=True, kw_only=True):
+    """The reported state of a stream's entry in the user's catalog.
+
+    `entry` is its name there. It shows the table with this number (0: not known) since this time (Unix seconds).
+    `trouble` says why it could not be set to a later one; "" if it shows the current one.
+    """
+
+    stream: str
+    entry: str
+    number: Whole = 0
+    since: UnixTime | None = None
+    trouble: str = ""
+
+
 def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:
     """Return the state of these tables, by stream; pure."""
     return [
@@ -94,7 +118,7 @@ def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState
             snapshots=len(one.snapshots),
             current=str(one.snapshots[-1].id),
             made=one.snapshots[-1].made,
-            expires=one.snapshots[1].made + rule.keep_for if len(one.snapshots) > rule.keep_snapshots else None,
+            expires=min((due for _, due in list_due(one.snapshots, rule)), default=None),
         )
         for stream, one in sorted(tables.items())
     ]
@@ -140,24 +164,49 @@ def version_of_copy(path: str) -> int | None:
     return int(name) if name.isdecimal() else None
 
 
-def count_expired(snapshots: Sequence[Snapshot], rule: Expiry, now: float) -> int:
-    """Return how many of the oldest snapshots have expired at `now`; pure."""
-    count = 0
-    while len(snapshots) - count > rule.keep_snapshots and snapshots[count + 1].made <= now - rule.keep_for:
-        count += 1
-    return count
+def list_due(snapshots: Sequence[Snapshot], rule: Expiry) -> list[tuple[int, float]]:
+    """Return the ids of the snapshots that will expire without a further commit, and when (Unix seconds); pure."""
+    due: list[tuple[int, float]] = []
+    kept = 1  # the current one
+    for one, successor in reversed([*pairwise(snapshots)]):
+        if not one.is_brief and kept < rule.keep_snapshots:
+            kept += 1
+            continue
+        keep = min(rule.keep_for, BRIEF) if one.is_brief else rule.keep_for
+        due.append((one.id, (one.replaced or successor.made) + keep))
+    return due[::-1]
 
 
-def without_oldest(snapshots: Sequence[Snapshot], count: int) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots without the oldest `count`, and the paths that only the removed ones named; pure."""
+def list_expired(snapshots: Sequence[Snapshot], rule: Expiry, now: float) -> list[int]:
+    """Return the ids of the snapshots that have expired at `now`; pure."""
+    return [number for number, due in list_due(snapshots, rule) if due <= now]
+
+
+def without(snapshots: Sequence[Snapshot], expired: Sequence[int]) -> tuple[list[Snapshot], list[str]]:
+    """Return the snapshots without the expired ones, and the paths that only these named; pure.
+
+    The current one is not among them. Each path is named by successive snapshots, and dropped by the last of these. So
+    what an expired one has brought is left to the next one, and what it drops, and has not brought, to the one before.
+    """
+    left: list[Snapshot] = []
     gone: list[str] = []
-    still_named: dict[str, str] = {}
-    for one in snapshots[:count]:
-        gone += one.dropped
-        still_named |= one.objects
-    still_named = {path: digest for path, digest in still_named.items() if path not in set(gone)}
-    first, *others = snapshots[count:]
-    return [msgspec.structs.replace(first, objects=still_named | first.objects), *others], gone
+    over, brought, came = set(expired), dict[str, str](), list[str]()
+    for one in snapshots:
+        one = msgspec.structs.replace(one, objects=brought | one.objects, came=[*came, *one.came])
+        if one.id not in over:
+            left.append(one)
+            brought, came = {}, []
+            continue
+        dropped, own = set(one.dropped), one.objects.keys() | set(one.came)
+        gone += one.dropped if not left else (path for path in one.dropped if path in own)
+        brought = {path: digest for path, digest in one.objects.items() if path not in dropped}
+        came = [path for path in one.came if path not in dropped]
+        if left:
+            before = left[-1]
+            older = [path for path in one.dropped if path not in own]
+            replaced = before.replaced or one.made
+            left[-1] = msgspec.structs.replace(before, dropped=[*before.dropped, *older], replaced=replaced)
+    return left, gone
 
 
 def iceberg_paths(tables: dict[str, Iceberg]) -> Iterator[str]:

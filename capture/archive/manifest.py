@@ -6,12 +6,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
 from capture.archive.chain import Document, decode_known
 from capture.archive.encryption import ENDING
+from capture.archive.index.version import Name, Version
+from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import ManifestError, StoreError
 from capture.stores.contract import Listing, Store, check_path, is_path
 
@@ -77,22 +79,66 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     below: int = 0
 
 
-class Manifest(Document, frozen=True, kw_only=True):
+class Outdated(msgspec.Struct, frozen=True):
+    """Pages that a commit replaced: readers of an earlier document may need them for a grace time after `since`."""
+
+    since: float
+    pages: list[Name]
+
+
+class Indexed(Document, frozen=True, kw_only=True):
+    """A document that names its objects by an index (`capture.archive.index`), whose pages are in the folder PAGES.
+
+    In the store, its list of objects is empty: `index.contents.load` returns it with the objects that a program needs.
+    In formats 1 and 2 the list has all objects, and there is no index.
+    """
+
+    PAGES: ClassVar[str]
+    LIST: ClassVar[str]
+
+    index: Version = Version()
+    outdated: list[Outdated] = msgspec.field(default_factory=list)
+
+    @property
+    def listed(self) -> list[Stored]:
+        """The objects in the list: those that were loaded."""
+        found: list[Stored] = getattr(self, self.LIST)
+        return found
+
+    def list_versions(self) -> list[Version]:
+        """Return the versions of indexes that it names."""
+        return [self.index]
+
+    def with_listed(self, objects: list[Stored]) -> Self:
+        """Return the document with these objects in its list."""
+        return msgspec.structs.replace(self, **{self.LIST: objects})
+
+    def at_its_head(self, now: float) -> Self:
+        """Return the document with what it replaced counted from `now` on."""
+        outdated = [Outdated(now, one.pages) for one in self.outdated]
+        return msgspec.structs.replace(super().at_its_head(now), outdated=outdated)
+
+
+class Manifest(Indexed, frozen=True, kw_only=True):
     """The adopted blocks: those that wait for compaction, and those about to be deleted. The sweep's leader commits it.
 
     `of_table` is the number of the last table that allowed the sweep to remove blocks: with an older table they would
-    be missing. `removed` is what retention has removed of the blocks, by stream. In format 1 the manifest also
-    described the table, and retired its files. A manifest of format 2 keeps both unchanged until there is a
+    be missing. `removed` is what retention has removed of the blocks, by stream. `outside` tells that a block that was
+    ever adopted is outside of `blocks/`. In format 1 the manifest also
+    described the table, and retired its files. A manifest of a later format keeps both unchanged until there is a
     `capture.archive.table.Table`, which starts with them.
     """
 
     FOLDER: ClassVar[str] = "_manifest/"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
+    PAGES: ClassVar[str] = "_index/blocks/"
+    LIST: ClassVar[str] = "blocks"
 
     blocks: list[Stored] = msgspec.field(default_factory=list)
     of_table: int = 0
     table: list[Stored] = msgspec.field(default_factory=list)
     removed: list[Removed] = msgspec.field(default_factory=list)
+    outside: bool = False
 
     def list_paths(self) -> set[str]:
         """Return the paths of its blocks, and of the retired objects."""
@@ -118,13 +164,19 @@ def decode_entry(data: bytes, path: str) -> Stored:
 
 
 def _check_block(entry: Stored, path: str) -> Stored:
-    """Return the entry if its path is a block's: a sweep adopts that path, and may later delete it."""
+    """Return the entry if its path is a block's, which a sweep adopts and may later delete, and its set is readable."""
     try:
-        if is_block(check_path(entry.path)):
-            return entry
-    except StoreError as error:
+        if not is_block(check_path(entry.path)):
+            raise ManifestError(f"{path} is damaged: {entry.path} is not a block's path")
+        held = Sequences.from_text(entry.sequences)
+    except (StoreError, ValueError) as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
-    raise ManifestError(f"{path} is damaged: {entry.path} is not a block's path")
+    if not held or (entry.first, entry.last) != (held.first, held.last):
+        raise ManifestError(f"{path} is damaged: its sequences are not from {entry.first} to {entry.last}")
+    numbers = [value for value in msgspec.structs.astuple(entry) if isinstance(value, int)]
+    if not all(-MAXIMUM <= value <= MAXIMUM for value in numbers):
+        raise ManifestError(f"{path} is damaged: a number in it has more than 64 bits")
+    return entry
 
 
 # --- paths (layout 1) ------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ HISTORY = "_history/"
 HOUR = 3600.0
 DELETED_A_SECOND = 100_000
 """Deleted sequences to request from a server per second, on average: ten million at most every 100 s."""
+SKIP = 8
+"""The base of the skip pointers: any of 8^n hours of history is at most n + 1 documents away."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,10 @@ class Recording(Document, frozen=True, kw_only=True):
     `created` (Unix seconds) is when the server was queried; the recording is valid until the next one. `readme` is the
     version of the archive's description, `fixed` the SHA-256 by path of small objects that never change after they are
     written. `of_manifest` is the number of the last manifest that was committed by then; 0 if not recorded.
+
+    `earlier` is the previous hour of the history. `skips` leads further back: list n names the last SKIP hours whose
+    number is a multiple of SKIP^n, oldest first. `hours` is the number of hours that are counted so. Versions that do
+    not know these two fields drop them; counting then begins again with 1.
     """
 
     FOLDER: ClassVar[str] = "_recorded/"
@@ -129,7 +135,13 @@ class Recording(Document, frozen=True, kw_only=True):
     fixed: dict[str, str] = msgspec.field(default_factory=dict)
     streams: dict[str, StreamRecord] = msgspec.field(default_factory=dict)
     earlier: Earlier | None = None
+    hours: int = 0
+    skips: list[list[Earlier]] = msgspec.field(default_factory=list)
     of_manifest: int = 0
+
+    def list_hours(self) -> list[Earlier]:
+        """Return the hours of the history that the recording names, some of them several times."""
+        return [one for known in self.skips for one in known] + ([self.earlier] if self.earlier else [])
 
     def find_deleted(self, stream: str) -> Sequences:
         """Return every sequence that the stream was seen to have deleted."""
@@ -255,6 +267,16 @@ def history_path(document: Document) -> str:
     return f"{HISTORY}{made:%Y-%m-%d}/{made:%H}-{document.number:010d}-{document.token}.json"
 
 
+def add_hour(document: Recording, before: Recording, hour: Earlier) -> Recording:
+    """Return the document with `hour`, the copy of its predecessor `before`, as the newest hour of its history."""
+    hours, skips, step = before.hours + 1, [*before.skips, []], 1
+    for level, known in enumerate(skips):
+        if hours % step == 0:
+            skips[level] = [*known, hour][-SKIP:]
+        step *= SKIP
+    return msgspec.structs.replace(document, earlier=hour, hours=hours, skips=[one for one in skips if one])
+
+
 # --- the work --------------------------------------------------------------------------------------------------------
 
 
@@ -304,8 +326,8 @@ async def follow_up(
     Removes old recordings. FencedError if this term is over.
     """
     objects = await store.list(Recording.FOLDER)
-    earlier = await _keep_last_of_hour(store, head, before, after.created)
-    head = await chain.commit(store, pointer, head, msgspec.structs.replace(after, earlier=earlier))
+    after = await _keep_last_of_hour(store, head, before, after)
+    head = await chain.commit(store, pointer, head, after)
     await chain.delete(store, pointer, old_documents(before, objects, after.created - grace))
     return head
 
@@ -326,11 +348,11 @@ async def _refresh(natty: Natty, name: str, record: StreamRecord, now: float) ->
     return update_record(record, seen, now)
 
 
-async def _keep_last_of_hour(store: Store, head: Head, document: Recording, now: float) -> Earlier | None:
-    """Copy the recording that is about to be replaced into the history, if it is the last one of its hour."""
-    if not document.streams or document.created // HOUR == now // HOUR:
-        return document.earlier
-    path = history_path(document)
+async def _keep_last_of_hour(store: Store, head: Head, before: Recording, after: Recording) -> Recording:
+    """Copy the recording `before` into the history if it is the last one of its hour; return `after` with its name."""
+    if not before.streams or before.created // HOUR == after.created // HOUR:
+        return msgspec.structs.replace(after, earlier=before.earlier, hours=before.hours, skips=before.skips)
+    path = history_path(before)
     with contextlib.suppress(AlreadyStoredError):  # by a leader that died before its commit
         await store.put(path, await chain.fetch(store, head))
-    return Earlier(path, head.sha256)
+    return add_hour(after, before, Earlier(path, head.sha256))

@@ -47,6 +47,9 @@ class Expired:
     reason: str
 
 
+NOTHING: Mapping[int, int] = {}
+
+
 @dataclass(frozen=True)
 class Retention:
     """The rules, and the length of an interval in seconds: its end counts if the latest message is not recorded."""
@@ -54,28 +57,43 @@ class Retention:
     rules: Sequence[Rule] = ()
     interval: float = 0.0
 
-    def find_expired(self, objects: Iterable[Stored], now: float) -> list[Expired]:
+    def number_of(self, one: Stored) -> int | None:
+        """Return the number of the rule that decides about this object; None if there is none."""
+        return next((number for number, rule in enumerate(self.rules) if rule.decides(one)), None)
+
+    def is_older(self, one: Stored, number: int, now: float) -> bool:
+        """Return whether the rule of this number removes the object at `now` for its age."""
+        rule = self.rules[number]
+        return rule.older_than is not None and self._latest(one) < now - rule.older_than
+
+    def find_expired(
+        self, objects: Iterable[Stored], now: float, *, elsewhere: Mapping[int, int] = NOTHING
+    ) -> list[Expired]:
         """Return which of the archive's objects to remove at `now` (Unix seconds), the oldest of each rule first; pure.
 
-        `objects` are all blocks and table files of a picture: their sizes are added up.
+        `objects` are all blocks and table files of a picture: their sizes are added up. Or they are the oldest ones,
+        and `elsewhere` has the bytes of the others by the number of their rule.
         """
         if not self.rules:
             return []
         decided: dict[int, list[Stored]] = defaultdict(list)
         for one in objects:
-            number = next((number for number, rule in enumerate(self.rules) if rule.decides(one)), None)
-            if number is not None:
+            if (number := self.number_of(one)) is not None:
                 decided[number].append(one)
-        return [gone for number, mine in sorted(decided.items()) for gone in self._apply_rule(number, mine, now)]
+        return [
+            gone
+            for number, mine in sorted(decided.items())
+            for gone in self._apply_rule(number, mine, now, elsewhere.get(number, 0))
+        ]
 
-    def _apply_rule(self, number: int, objects: list[Stored], now: float) -> list[Expired]:
+    def _apply_rule(self, number: int, objects: list[Stored], now: float, elsewhere: int) -> list[Expired]:
         rule, gone = self.rules[number], []
         ordered = sorted(objects, key=lambda one: (one.interval, one.first, one.path))
         if rule.older_than is not None:
-            before = now - rule.older_than
-            gone = [Expired(one, f"rule {number + 1}, older_than") for one in ordered if self._latest(one) < before]
-            ordered = [one for one in ordered if self._latest(one) >= before]
-        left = sum(one.bytes for one in ordered)
+            reason = f"rule {number + 1}, older_than"
+            gone = [Expired(one, reason) for one in ordered if self.is_older(one, number, now)]
+            ordered = [one for one in ordered if not self.is_older(one, number, now)]
+        left = sum(one.bytes for one in ordered) + elsewhere
         for one in ordered:
             if rule.keep_bytes is None or left <= rule.keep_bytes:
                 break

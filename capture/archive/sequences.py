@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from pyroaring import BitMap64
 
@@ -12,6 +14,8 @@ from capture.errors import CaptureError
 
 MAXIMUM = 2**63 - 1
 """The highest sequence that a set may hold: Parquet stores sequences as signed 64-bit integers."""
+SPAN = 1 << 20
+"""Sequences in a range of `find_repeated`."""
 WIDEST = 10**11
 """The most sequences in a range: they take 200 MB, and two seconds."""
 
@@ -72,12 +76,26 @@ class Sequences:
 
     @classmethod
     def find_repeated(cls, sets: Iterable[Sequences]) -> Sequences:
-        """Return the sequences in at least two of the sets, also in one pass."""
-        seen, twice = BitMap64(), BitMap64()
+        """Return the sequences in at least two of the sets, also in one pass.
+
+        Those seen so far are kept by ranges of SPAN sequences: the cost of each set does not grow with all others.
+        """
+        seen, twice = defaultdict[int, BitMap64](BitMap64), BitMap64()
         for one in sets:
-            twice |= seen & one._bits
-            seen |= one._bits
+            for number, part in one._spans():
+                twice |= seen[number] & part
+                seen[number] |= part
         return cls(twice)
+
+    def _spans(self) -> Iterator[tuple[int, BitMap64]]:
+        """Yield the parts of the set in each range of SPAN sequences, with the number of the range."""
+        start = self.first_from(0)
+        while start is not None:
+            number = start // SPAN
+            following = self.first_from((number + 1) * SPAN)
+            inside = following is None and self.first >= number * SPAN
+            yield number, self._bits if inside else self.within(number * SPAN, (number + 1) * SPAN - 1)._bits
+            start = following
 
     def __or__(self, other: Sequences) -> Sequences:
         return Sequences(self._bits | other._bits)
@@ -134,6 +152,16 @@ class Sequences:
         """Return the sequence with `index` sequences below it. IndexError if there are not enough."""
         return int(self._bits[index])
 
+    def first_from(self, sequence: int) -> int | None:
+        """Return the lowest sequence that is not below this one; None if there is none."""
+        if not self._bits or sequence > self.last:
+            return None
+        return int(self._bits.next_set_bit(sequence))
+
+    def first_runs(self, count: int) -> list[tuple[int, int]]:
+        """Return the first runs, `count` at most."""
+        return list(islice(self.runs(), count))
+
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield (first, last) of every run without a gap, ascending; the work grows only with the number of runs."""
         if not self._bits:
@@ -174,3 +202,32 @@ class Sequences:
             else:
                 more += 1
         return (", ".join(shown) or "none") + (f" and {more} more" if more else "")
+
+
+class GrowingSet:
+    """A union to which sets are added one by one, without a copy for every set."""
+
+    def __init__(self) -> None:
+        self._all, self._repeated = BitMap64(), BitMap64()
+
+    def __repr__(self) -> str:
+        return f"GrowingSet({len(self._all):,} sequences, {len(self._repeated):,} of them repeated)"
+
+    def add(self, one: Sequences) -> None:
+        """Add all sequences of a set."""
+        self._repeated |= self._all & one._bits
+        self._all |= one._bits
+
+    def compact(self) -> None:
+        """Store long runs as runs, in less memory."""
+        self._all.run_optimize()
+
+    @property
+    def all(self) -> Sequences:
+        """The sequences that were added so far: a copy."""
+        return Sequences(BitMap64(self._all))
+
+    @property
+    def repeated(self) -> Sequences:
+        """The sequences that were added at least twice: a copy."""
+        return Sequences(BitMap64(self._repeated))

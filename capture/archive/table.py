@@ -5,43 +5,65 @@ It works for any table format: one commit of one head changes the files and the 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from typing import ClassVar, Protocol
 
 import msgspec
 
-from capture.archive.chain import Document, Retired
+from capture.archive.chain import Retired
 from capture.archive.iceberg_state import Iceberg, iceberg_paths
-from capture.archive.manifest import TABLE, Manifest, Removed, Stored
+from capture.archive.index.version import Place, Version
+from capture.archive.manifest import TABLE, Indexed, Manifest, Removed, Stored
 from capture.archive.retention import record_removed
+from capture.archive.stored_formats import is_open
 from capture.stores.contract import Store
 
 
-class Table(Document, frozen=True, kw_only=True):
+class Table(Indexed, frozen=True, kw_only=True):
     """The table at one moment: its files, and the blocks that they were made of.
 
-    `consumed` are the paths of the blocks whose rows the files hold, as long as the manifest names them; `retired` are
+    `consumed` are the places in the manifest's index (before format 3: the paths) of the blocks whose rows the files
+    hold, as long as the manifest names them; `retired` are
     earlier files that are about to be deleted. `of_manifest` is the number of the manifest that the table was last made
     of: with an older manifest it may show a message twice, since it no longer names blocks which that manifest names.
     `removed` is what retention has removed of the files, by stream. `columns` are the typed columns of all files so far
     (`merge.schema_evolution.read_columns`). `iceberg` is each stream's Iceberg table for other engines; format 1 has
-    none.
+    none. `shown` is an index of the blocks that Iceberg's tables have beside the files, until they are merged. They are
+    the manifest's, and not consumed. Files and shown blocks hold each sequence once. `shown_of` is the number of the
+    manifest that they were last compared with.
     """
 
     FOLDER: ClassVar[str] = "_table/"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
+    PAGES: ClassVar[str] = "_index/table/"
+    LIST: ClassVar[str] = "files"
 
     files: list[Stored] = msgspec.field(default_factory=list)
-    consumed: list[str] = msgspec.field(default_factory=list)
+    consumed: list[Place | str] = msgspec.field(default_factory=list)
     of_manifest: int = 0
     removed: list[Removed] = msgspec.field(default_factory=list)
     columns: str = ""
     iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
+    shown: Version = Version()
+    shown_of: int = 0
+
+    def list_versions(self) -> list[Version]:
+        """Return the versions of indexes that it names: of the files, and of the shown blocks."""
+        return [self.index, self.shown]
+
+    @property
+    def consumed_paths(self) -> set[str]:
+        """The paths of the consumed blocks."""
+        return {path_of(one) for one in self.consumed}
 
     def list_named(self) -> set[str]:
         """Return every path that must not be deleted: files, retired files, and what other engines' readers need."""
         paths = {one.path for part in (self.files, self.retired) for one in part}
         return paths.union(iceberg_paths(self.iceberg))
+
+
+Files = Callable[[str], AsyncIterator[list[Stored]]]
+"""All files of a stream in the table that is about to be committed, in lists of any length."""
 
 
 class Exposure(Protocol):
@@ -54,12 +76,29 @@ class Exposure(Protocol):
         """Return whether the metadata for engines has to change although the table's files do not."""
         ...
 
-    async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
+    async def expose(
+        self,
+        store: Store,
+        table: Table,
+        *,
+        came: Sequence[Stored],
+        gone: Sequence[Stored],
+        files: Files,
+        token: int,
+        now: float,
+    ) -> Table:
         """Write the metadata for engines of the table that is about to be committed; return it with pointers to them.
+
+        `came` and `gone` are what this commit adds to and removes from the files that `table.iceberg` describes.
+        `files` is asked only to describe all files of a stream anew.
 
         Removes paths that older snapshots still name from the table's `retired`, and adds them when those snapshots
         expire.
         """
+        ...
+
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
+        """Return those of the blocks that the table can show to engines as they are. StoreError."""
         ...
 
     async def announce(self, store: Store, table: Table) -> None:
@@ -74,12 +113,33 @@ class Unexposed:
         """Return True once, to remove earlier metadata; after that it would not change."""
         return bool(table.iceberg)
 
-    async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
+    async def expose(
+        self,
+        store: Store,
+        table: Table,
+        *,
+        came: Sequence[Stored],
+        gone: Sequence[Stored],
+        files: Files,
+        token: int,
+        now: float,
+    ) -> Table:
         """Remove the earlier metadata."""
         return msgspec.structs.replace(table, iceberg={})
 
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
+        """Return no block."""
+        return []
+
     async def announce(self, store: Store, table: Table) -> None:
         """Do nothing: there are no readers."""
+
+
+def list_open_streams(table: Table) -> set[str]:
+    """Return the streams that have files, or shown blocks, which other engines can open."""
+    totals = [item for version in table.list_versions() for item in version.streams.items()]
+    known = {stream for stream, total in totals if any(map(is_open, total.formats))}
+    return known | {one.stream for one in table.files if is_open(one.format)}
 
 
 def first_table(manifest: Manifest) -> Table:
@@ -88,7 +148,12 @@ def first_table(manifest: Manifest) -> Table:
     return Table(files=manifest.table, retired=retired, of_manifest=manifest.number)
 
 
-def list_still_named(table: Table, manifest: Manifest) -> list[str]:
+def path_of(consumed: Place | str) -> str:
+    """Return the path of a consumed block."""
+    return consumed if isinstance(consumed, str) else consumed[-1]
+
+
+def list_still_named(table: Table, manifest: Manifest) -> list[Place | str]:
     """Return which consumed blocks the table must still name for this manifest, and for later ones.
 
     The manifest that the table was made of, or an earlier one, named every consumed block. If a later manifest does not
@@ -96,12 +161,12 @@ def list_still_named(table: Table, manifest: Manifest) -> list[str]:
     again, it would be a block with repeated messages, and a merge leaves those out.
     """
     named = manifest.list_paths()
-    return [path for path in table.consumed if path in named]
+    return [one for one in table.consumed if path_of(one) in named]
 
 
 def list_waiting(table: Table, manifest: Manifest) -> list[Stored]:
     """Return the blocks whose rows the table does not hold."""
-    consumed = set(table.consumed)
+    consumed = table.consumed_paths
     return [one for one in manifest.blocks if one.path not in consumed]
 
 

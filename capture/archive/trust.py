@@ -10,6 +10,7 @@ from hashlib import sha256
 
 from capture.archive import chain
 from capture.archive.chain import HeadReader, latest_offline
+from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import TABLE, Manifest, Stored, is_encrypted, list_blocks
 from capture.archive.picture import Picture, read_picture
 from capture.archive.recording import Recording
@@ -58,9 +59,14 @@ NO_CHECKS = Trust()
 
 
 async def read_trusted(
-    store: Store, manifest_head: HeadReader | None, table_head: HeadReader | None, trust: Trust
+    store: Store,
+    manifest_head: HeadReader | None,
+    table_head: HeadReader | None,
+    trust: Trust,
+    where: Where = ALL,
 ) -> Picture:
     """Return the archive as last committed, if it can be trusted; without heads, by the newest documents in the store.
+    Only the objects that `where` finds are listed.
 
     Raises as `read_picture` does, SignatureError for a document that is not signed as required, and ManifestError if
     the newest recording names a later manifest than the newest one there is.
@@ -69,9 +75,9 @@ async def read_trusted(
         manifest_head or partial(latest_offline, store, Manifest),
         table_head or partial(latest_offline, store, Table),
     )
-    picture = await read_picture(store, *heads, check=trust.check_document)
+    picture = await read_picture(store, *heads, check=trust.check_document, where=where)
     while manifest_head is None and (ahead := await _find_missing_manifest(store, picture, trust)):
-        before, picture = picture, await read_picture(store, *heads, check=trust.check_document)
+        before, picture = picture, await read_picture(store, *heads, check=trust.check_document, where=where)
         if picture == before:
             raise ManifestError(ahead)
     if manifest_head is None and trust.public_keys is not None and not picture.manifest.number:
@@ -150,7 +156,10 @@ async def check_contents(store: Store, objects: Iterable[Stored]) -> CheckedCont
 
     async def look(one: Stored) -> None:
         digest, size, pieces = sha256(), 0, b""
-        while size <= one.bytes and (data := await store.get_range(one.path, size, CHUNK_BYTES)):
+        while size % CHUNK_BYTES == 0 and size <= one.bytes:  # otherwise the last read reached the end
+            data = await store.get_range(one.path, size, CHUNK_BYTES)
+            if not data:
+                break
             await asyncio.to_thread(digest.update, data)
             pieces += await asyncio.to_thread(_digests, data)
             size += len(data)

@@ -34,6 +34,10 @@ class Commands(LateGroup):
             "capture.cli.archive:sweep", "Adopt stored blocks into the manifest once, as the elected leader."
         ),
         "compact": Place("capture.cli.archive:compact", "Compact due groups on Spark once, as the elected leader."),
+        "upgrade": Place(
+            "capture.cli.upgrade:upgrade",
+            "Bring the archive into this version's format now, as the elected leader.",
+        ),
         "verify": Place("capture.cli.verify:verify", "Compare archive and stream, sequence by sequence."),
         "purge": Place(
             "capture.cli.verify:purge",
@@ -81,7 +85,9 @@ class Commands(LateGroup):
             "Write an archive's stream as a backup for `nats stream restore`, on a server of version 2.15 or later.",
         ),
         "config": Place("capture.cli.config:app", "Show and check the configuration."),
-        "catalog": Place("capture.cli.catalog:app", "Serve the table as a read-only Iceberg REST catalog."),
+        "catalog": Place(
+            "capture.cli.catalog:app", "Serve the table as an Iceberg REST catalog, or register it in yours."
+        ),
         "keys": Place("capture.cli.keys:app", "Create and show keys for encryption and signatures."),
     }
 

@@ -60,8 +60,8 @@ def sweep(
         return
 
     async def once() -> Any:
-        async with _connect_claimed(wanted) as natty:
-            return await _run_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
+        async with connect_claimed(wanted) as natty:
+            return await run_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
 
     _show(run_async(once()), as_json)
 
@@ -89,12 +89,12 @@ def compact(
         return
 
     async def once() -> Any:
-        async with _connect_claimed(wanted) as natty:
+        async with connect_claimed(wanted) as natty:
             if not await natty.get_leader(SWEEP.election(wanted.name)):
-                await _run_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
+                await run_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
             lease = wanted.compaction.lease
             work = _compact(natty, wanted, all_blocks=all_blocks)
-            return await _run_elected(natty, wanted, COMPACTION, lease, wait, work)
+            return await run_elected(natty, wanted, COMPACTION, lease, wait, work)
 
     done = run_async(once())
     _show(done, as_json)
@@ -117,7 +117,8 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
         duty = Duty(natty, open_store(config.store), config, term.node)
         head = TermHead(term, COMPACTION, config.signer())
         options, key_file = config.spark.options(), config.key_file
-        async with SparkDriver(options, run=term.run_process, key_file=key_file) as engine:
+        driver = SparkDriver(options, run=term.run_process, key_file=key_file)
+        async with duty.keep_catalog(), driver as engine:
             done = last = await duty.compact_once(head, engine)
             while all_blocks and last.groups:  # one run compacts some groups, and leaves others
                 try:
@@ -127,13 +128,15 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
                         raise
                     break  # only the groups that failed before are left
                 done = done.add(last)
+            if duty.catalog:
+                await duty.catalog.set_all()
             return done
 
     return work
 
 
 @contextlib.asynccontextmanager
-async def _connect_claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
+async def connect_claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
     """Connect, and check that the store is this archive's. Only nodes create an archive."""
     store = open_store(config.store)
     async with Natty(**config.nats) as natty:
@@ -143,10 +146,17 @@ async def _connect_claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
         yield natty
 
 
-async def _run_elected(
-    natty: Natty, config: CaptureConfig, office: Office, lease: float, wait: float, work: Work
+async def run_elected(
+    natty: Natty,
+    config: CaptureConfig,
+    office: Office,
+    lease: float,
+    wait: float,
+    work: Work,
+    *,
+    about: str = "and does this automatically",
 ) -> Any:
-    """Campaign, do the work once as the leader, and resign."""
+    """Campaign, do the work once as the leader, and resign. CaptureError, with `about` another leader, after `wait`."""
     began = asyncio.Event()
 
     async def duty(term: Term) -> Any:
@@ -164,7 +174,7 @@ async def _run_elected(
         await asyncio.gather(running, return_exceptions=True)
         leader = await natty.get_leader(name)
         raise CaptureError(
-            f"{leader or 'another node'} leads {name} and does this automatically;"
+            f"{leader or 'another node'} leads {name} {about};"
             f" this command was not elected within {wait:g} s. Stop the nodes first, or give a longer --wait"
         )
     return await running

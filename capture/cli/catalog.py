@@ -1,17 +1,18 @@
-"""`capture catalog`: serves the table to readers that speak Iceberg's REST protocol."""
+"""`capture catalog`: serves the table to readers of Iceberg's REST protocol, and registers it in the user's catalog."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from capture.archive import chain
 from capture.archive.chain import HeadReader, latest_offline
 from capture.archive.heads import COMPACTION
 from capture.archive.iceberg_state import is_reachable
@@ -22,19 +23,26 @@ from capture.cli.archive import Offline
 from capture.cli.serve import Cert, Host, Key, PlainHttp, Port, certificate
 from capture.config.load import TOKEN_VARIABLE
 from capture.config.settings import CaptureConfig
-from capture.errors import ConfigError
+from capture.errors import CaptureError, ConfigError
+from capture.node.exposure import UserCatalog
 from capture.node.shutdown import Stopping
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.cli.tables import print_document
 
-app = typer.Typer(help="Serve the table as a read-only Iceberg REST catalog.", no_args_is_help=True)
+EXIT_BEHIND = 3
+
+app = typer.Typer(help="Serve the table as an Iceberg REST catalog, or register it in yours.", no_args_is_help=True)
+
+Stated = tuple[str, bool]
+"""A sentence about an entry in the user's catalog, and whether the entry is as it should be."""
 
 
 @app.callback()
 def catalog() -> None:
-    """Serve the table as a read-only Iceberg REST catalog."""
+    """Serve the table as an Iceberg REST catalog, or register it in yours."""
 
 
 @app.command()
@@ -81,6 +89,108 @@ def serve(
                 await asyncio.get_running_loop().create_future()
 
     run_async(run())
+
+
+@app.command()
+@connect.options
+def show(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    as_json: settings.Json = False,
+    offline: Offline = False,
+) -> None:
+    """Show the entries of your catalog, `[table.catalog]`. Exits with 3 if one does not show the current table."""
+    wanted = _with_catalog(settings.archives(config, {"stream": stream, "store": store}, nats))
+    _run_on_entries(wanted, offline, lambda catalog, table, one: catalog.inspect(table, one), as_json)
+
+
+@app.command()
+@connect.options
+def register(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Also replace an entry that this archive did not make.")
+    ] = False,
+    as_json: settings.Json = False,
+    offline: Offline = False,
+) -> None:
+    """Register the table in your catalog now, or let its entry show the current table. Exits with 3 if that fails."""
+    wanted = _with_catalog(settings.archives(config, {"stream": stream, "store": store}, nats))
+
+    async def set_entry(catalog: UserCatalog, table: Table, one: str) -> Stated:
+        await catalog.set(table, one, take_over=take_over)
+        return await catalog.inspect(table, one)
+
+    _run_on_entries(wanted, offline, set_entry, as_json)
+
+
+@app.command()
+@connect.options
+def remove(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    as_json: settings.Json = False,
+    offline: Offline = False,
+) -> None:
+    """Remove the table's entry from your SQL or Glue catalog, and no file. A running node registers it again."""
+    wanted = _with_catalog(settings.archives(config, {"stream": stream, "store": store}, nats))
+
+    async def remove_entry(catalog: UserCatalog, table: Table, one: str) -> Stated:
+        done = "was removed from" if await catalog.remove(table, one) else "is not registered in"
+        return f"{catalog.name(one)} {done} the catalog", True
+
+    _run_on_entries(wanted, offline, remove_entry, as_json)
+
+
+def _with_catalog(wanted: list[CaptureConfig]) -> list[CaptureConfig]:
+    if not wanted[0].table.catalog.type:
+        raise ConfigError("no catalog is named: write [table.catalog] with its type and its uri into capture.toml")
+    return wanted
+
+
+def _run_on_entries(
+    wanted: list[CaptureConfig],
+    offline: bool,
+    work: Callable[[UserCatalog, Table, str], Awaitable[Stated]],
+    as_json: bool,
+) -> None:
+    """Do the work on each stream's entry, and print a sentence for each. Exit with 3 if one is not as it should."""
+
+    async def run() -> list[tuple[str, str, bool]]:
+        stated = []
+        async with _heads(wanted, offline) as heads:
+            for config, head in zip(wanted, heads, strict=True):
+                one = UserCatalog(open_store(config.store), config)
+                await require_archive(one.store)
+                found = await head()
+                table = Table() if found is None else await chain.read(one.store, found, Table)
+                if not table.iceberg:
+                    stated.append((config.name, f"archive {config.name} has no Iceberg table yet", False))
+                for stream in sorted(table.iceberg):
+                    try:
+                        stated.append((stream, *await work(one, table, stream)))
+                    except CaptureError as error:
+                        stated.append((stream, str(error), False))
+                one.close()
+        return stated
+
+    stated = run_async(run())
+    if as_json:
+        print_document([{"stream": stream, "text": text, "ok": fine} for stream, text, fine in stated])
+    for _, text, fine in () if as_json else stated:
+        print(text) if fine else typer.echo(f"capture: {text}", err=True)
+    if not all(fine for _, _, fine in stated):
+        raise typer.Exit(EXIT_BEHIND)
 
 
 @contextlib.asynccontextmanager

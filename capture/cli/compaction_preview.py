@@ -12,7 +12,7 @@ from capture.archive.picture import read_picture
 from capture.config.settings import CaptureConfig
 from capture.maintenance.compaction_plan import plan
 from capture.maintenance.engine import FileGroup
-from capture.node.leader_tasks import policy, retention
+from capture.node.leader_rules import policy, retention
 from capture.stores import open_store
 from natty import Natty
 from natty.cli.tables import print_document, print_table

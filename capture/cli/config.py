@@ -167,7 +167,7 @@ def problems(given: Given) -> list[str]:
             found.append(given.blame(f"{' or '.join(of)} can't be used: {type(error).__name__}: {error}", *of))
         return None
 
-    if faulty.isdisjoint(RELATED):
+    if faulty.isdisjoint((*RELATED, "table")):
         found += contradictions(config, given)
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
@@ -207,6 +207,8 @@ def limits(config: CaptureConfig) -> list[str]:
             found.append(f"`check_writer` finds a fault in {config.format}: {fault}")
     if config.store and not is_reachable(open_store(config.store), config.table.location):
         found.append("no other engine can open the objects of this store: the archive has no Iceberg tables")
+    if config.table.catalog.type == "rest":
+        found.append("a REST catalog compares nothing when an entry is replaced: only this archive should change it")
     return found
 
 
@@ -245,8 +247,10 @@ def redact_value(place: Place, value: Any) -> Any:
             return _redact_servers(value)
         case ("nats", name) if not _NATS.get(name) or isinstance(value, dict | list):
             return HIDDEN
-        case ("spark", "properties", _):
+        case ("spark", "properties", _) | ("table", "catalog", "properties", _):
             return HIDDEN
+        case ("table", "catalog", "uri"):
+            return redact(value)
     return HIDDEN if isinstance(value, str) and _SECRET.search(value) else value
 
 

@@ -15,6 +15,7 @@ from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.errors import AlreadyStoredError, CaptureError, OtherStoreError, SparkError, StoreError
 from capture.ingest.source import stream_info
+from capture.node.exposure import UserCatalog
 from capture.node.moved_store import check_not_moved
 from capture.spark import class_data
 from capture.spark.java import candidates, choose
@@ -53,6 +54,7 @@ def doctor(
         findings.append(run_async(_store(wanted.store)))
     if wanted.stream or wanted.streams:
         findings += run_async(_streams(wanted))
+        findings += run_async(_catalog(wanted))
     report(facts, findings, as_json=as_json)
 
 
@@ -124,6 +126,19 @@ async def _store(url: str) -> Finding:
     except CaptureError as error:
         return Finding("store", Status.FAIL, str(error))
     return Finding("store", Status.FAIL, "it replaced an object that must be created only if absent")
+
+
+async def _catalog(config: CaptureConfig) -> list[Finding]:
+    """Report whether the user's catalog answers, and what it has for each stream."""
+    found = []
+    for one in each(config) if config.table.catalog.type else ():
+        catalog = UserCatalog(open_store(one.store or "."), one)
+        try:
+            found.append(Finding("catalog", Status.OK, await catalog.reach(one.stream)))
+        except CaptureError as error:
+            found.append(Finding("catalog", Status.FAIL, str(error)))
+        catalog.close()
+    return found
 
 
 async def _streams(config: CaptureConfig) -> list[Finding]:

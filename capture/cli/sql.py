@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from capture.archive.identity import archive_name, require_archive
 from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
 from capture.archive.trust import check_contents
 from capture.cli import settings
@@ -18,13 +20,21 @@ from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
 from capture.reading.merge import make_look
 from capture.reading.shares import plan_shares
+from capture.reading.tail import list_places, take_snapshot
 from capture.spark import Rows, SparkDriver, View
 from capture.stores import open_store
 from capture.stores.own_store import shown
+from natty import Natty
+from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 
 NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or use Spark: --engine spark'
+
+NOT_LIVE = (
+    "Spark's engine reads only the archive: with --live, use --engine duckdb, or in your own program Spark's format"
+    " jetstream with its option archive"
+)
 
 
 class Engine(StrEnum):
@@ -34,8 +44,11 @@ class Engine(StrEnum):
     SPARK = "spark"
 
 
+@connect.options
 def sql(
     query: Annotated[str, typer.Argument(help="SQL query of the view `messages`.")],
+    *,
+    nats: dict[str, Any],
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
@@ -45,17 +58,20 @@ def sql(
     engine: Annotated[
         Engine | None, typer.Option(help="Query engine; default: DuckDB, or Spark if only Spark is installed.")
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Include the messages that only the stream holds so far.")
+    ] = False,
     public_key: settings.PublicKey = None,
     encrypted_only: settings.EncryptedOnly = False,
     as_json: settings.Json = False,
 ) -> None:
     """Query the archive with SQL: blocks and table as one view, `messages`, with one row for each message.
 
-    Needs no server.
+    With --live also the messages that only the stream holds so far. Needs a server only with --live.
     """
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
-    wanted = settings.archive(config, flags, {}, needs=("store",))
-    answer = run_async(_query(wanted, query, schema, engine or best_engine()))
+    wanted = settings.archive(config, flags, nats, needs=("store",))
+    answer = run_async(_query(wanted, query, schema, engine or best_engine(), live))
     if as_json:
         print_document([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     else:
@@ -69,21 +85,46 @@ def best_engine() -> Engine:
     return Engine.SPARK if find_spec("pyspark") and not find_spec("duckdb") else Engine.DUCKDB
 
 
-async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Rows:
+async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine, live: bool) -> Rows:
+    if engine is Engine.DUCKDB and not find_spec("duckdb"):
+        raise ConfigError(NOT_INSTALLED)
+    if live and engine is Engine.SPARK:
+        raise ConfigError(NOT_LIVE)
     store = open_store(config.store)
     await require_archive(store, config.stream)
-    trust = config.trust(await archive_name(store))
-    objects = await make_look(store, config.stream, trust=trust)()
-    contents = None
-    if trust.public_keys is not None:  # both engines read plain Parquet directly, without checking its SHA-256
-        contents = await check_contents(store, [one for one in objects if is_open(one.format)])
-    if engine is Engine.SPARK:
-        return await _by_spark(config, objects, query, schema, checked=contents is not None)
-    if not find_spec("duckdb"):
-        raise ConfigError(NOT_INSTALLED)
-    from capture.reading import duck  # here, so that the command line starts without it
+    name = await archive_name(store)
+    trust = config.trust(name)
+    async with AsyncExitStack() as stack:
+        tail = None
+        if live:
+            natty = await stack.enter_async_context(Natty(**config.nats))
+            places = await list_places(config, store, natty, trust)
+            look = make_look(store, config.stream, natty=natty, archive=name, trust=trust)
+            snapshot = await take_snapshot(places, look, _report_missing)
+            objects, tail = snapshot.objects, snapshot.read_tails(_report_gap)
+        else:
+            objects = await make_look(store, config.stream, trust=trust)()
+        contents = None
+        if trust.public_keys is not None:  # both engines read plain Parquet directly, without checking its SHA-256
+            contents = await check_contents(store, [one for one in objects if is_open(one.format)])
+        if engine is Engine.SPARK:
+            return await _by_spark(config, objects, query, schema, checked=contents is not None)
+        from capture.reading import duck  # here, so that the command line starts without it
 
-    return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys(), contents=contents)
+        keys = config.keys()
+        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail)
+
+
+def _report_missing(stream: str) -> None:
+    print(f"capture: stream {stream} does not exist any more: its messages are the archive's alone", file=sys.stderr)
+
+
+def _report_gap(stream: str, gone: Sequences) -> None:
+    print(
+        f"capture: {len(gone):,} messages left stream {stream} during the query, and were not captured:"
+        f" {gone.describe()}",
+        file=sys.stderr,
+    )
 
 
 async def _by_spark(

@@ -145,6 +145,9 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     for one in state.tables:
         known = f"{write_count(one.snapshots, 'snapshot')}, the current one is {one.current} of {_time(one.made)}"
         table.add_row(f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}")
+    for entry in status.catalogs:
+        shown = f"shows table {entry.number}, since {_time(entry.since)}" if entry.since else "not registered"
+        table.add_row(f"catalog {entry.stream}", printable(f"{entry.entry}: {entry.trouble or shown}"))
     if healed := sum(one.healed for one in state.streams):
         table.add_row("healed", f"{write_count(healed, 'message')} that no node had stored, by {state.leader}")
     for sentence in filter(None, (stream.describe_gone() for stream in state.streams)):

@@ -12,7 +12,7 @@ from capture.archive.manifest import Manifest
 from capture.config.settings import CaptureConfig
 from capture.ingest.layout import is_outside_blocks
 from capture.maintenance.sweep import preview
-from capture.node.leader_tasks import retention
+from capture.node.leader_rules import retention
 from capture.stores import open_store
 from natty import Natty
 from natty.cli.tables import print_document, print_table

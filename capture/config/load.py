@@ -96,6 +96,10 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
         config.compaction.schedule()
     except ConfigError as error:
         return [given.blame(str(error), "compaction")]
+    try:
+        config.table.catalog.check()
+    except ConfigError as error:
+        return [given.blame(str(error), "table")]
     if config.encrypted_only and config.compaction.decrypt:
         return [given.blame("encrypted_only refuses the plain table that compaction.decrypt makes", "encrypted_only")]
     try:

@@ -55,7 +55,8 @@ def _offices(config: CaptureConfig) -> Permissions:
 
 def _reader(config: CaptureConfig) -> Permissions:
     consumers = f"CONSUMER.INFO.{config.stream}.{'*' if config.group else config.durable}"
-    own = api_subjects(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", consumers)
+    messages = (f"STREAM.MSG.GET.{config.stream}", f"DIRECT.GET.{config.stream}")
+    own = api_subjects(f"STREAM.INFO.{config.stream}", *messages, consumers)
     groups = bucket_reader(GROUPS) if config.group else Permissions(())
     return Permissions(own) + _HEADS + bucket_reader(STATE) + groups
 

@@ -24,7 +24,7 @@ LIVE = {
         for name in ("max_messages", "max_bytes", "max_age", "max_open", "max_open_bytes", "max_pending")
     ),
     *(("compaction", name) for name in COMPACTION),
-    *(("table", name) for name in ("keep_snapshots", "keep_for")),
+    *(("table", name) for name in ("keep_snapshots", "keep_for", "fresh")),
     *(("logging", name) for name in ("level", "format", "loggers", "summary_every")),
 }
 """The settings that a running node applies. Each is read when it is needed, and only by this node's own work."""

@@ -28,7 +28,7 @@ class Redacted:
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         said = {name: getattr(self, name) for name in self.__struct_fields__}
-        said = {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
+        said = {name: _hide_password(shown(value)) if isinstance(value, str) else value for name, value in said.items()}
         return list((said | {self.HIDES: dict.fromkeys(said[self.HIDES], HIDDEN)}).items())
 
 
@@ -51,11 +51,19 @@ def _is_secret(place: Place, setting: Setting) -> bool:
         case ("spark", "properties", *names):
             name = ".".join(names)
             return bool(SECRET.search(name)) and not PLACE.search(name)
+        case ("table", "catalog", "properties", *names):
+            return bool(SECRET.search(".".join(names)))
+        case ("table", "catalog", "uri"):
+            return bool(_PASSWORD.search(str(setting.value)))
         case ("store",) | ("store", "url"):
             return any(_is_secret_of_store(*one) for one in _query_of(str(setting.value)).items())
         case ("store", name):
             return _is_secret_of_store(name, str(setting.value))
     return False
+
+
+def _hide_password(text: str) -> str:
+    return _PASSWORD.sub(f"//{HIDDEN}@", text)
 
 
 def _is_secret_of_store(name: str, value: str) -> bool:

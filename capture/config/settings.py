@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from capture.archive.encryption import VARIABLE, Keys
-from capture.archive.iceberg_state import Expiry
 from capture.archive.picture import GRACE
 from capture.archive.retention import Rule
 from capture.archive.signing import PublicKeys, Signer, load_signer
 from capture.archive.stored_formats import PARQUET
 from capture.archive.trust import Trust
 from capture.config.secrets import Redacted
+from capture.config.table_catalog import TableSettings
 from capture.errors import ConfigError
 from capture.ingest.block import (
     INTERVAL,
@@ -194,7 +194,7 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
     buffers: Buffers = Buffers()
     sweep: Sweeping = Sweeping()
     compaction: Compacting = Compacting()
-    table: Expiry = Expiry()
+    table: TableSettings = TableSettings()
     retention: list[Rule] = []  # what may be deleted, by age or by size; the first rule that matches decides
     spark: Spark = Spark()
     logging: Logging = Logging()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import FileIO
@@ -44,6 +46,18 @@ def evolve(metadata: TableMetadata, columns: str, files: FileIO) -> TableMetadat
     Columns keep their ids. They are only added or widened, as `Table.columns` does. Files have no field ids, so the
     table's properties map every column by its name.
     """
+    past: dict[str, Any] = {
+        "snapshots": [],
+        "snapshot_log": [],
+        "metadata_log": [],
+        "refs": {},
+        "current_snapshot_id": None,
+    }
+    present = metadata.model_copy(update=past)  # pyiceberg copies the metadata several times: it is large by its past
+    return metadata if _evolve(present, columns, files) == present else _evolve(metadata, columns, files)
+
+
+def _evolve(metadata: TableMetadata, columns: str, files: FileIO) -> TableMetadata:
     typed = read_columns(columns) if columns else pa.schema([])
     wanted = [*SCHEMA, *(field for field in typed if field.name != CONFLICTS)]
     if len(typed):

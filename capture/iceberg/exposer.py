@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from uuid import UUID
 
 import msgspec
-from pyiceberg.manifest import read_manifest_list
+from pyarrow.parquet import FileMetaData
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from capture.archive.chain import Retired
@@ -18,21 +19,25 @@ from capture.archive.iceberg_state import (
     Iceberg,
     Snapshot,
     archive_location,
-    count_expired,
     folder,
     hint_path,
+    list_expired,
     version_path,
-    without_oldest,
+    without,
 )
-from capture.archive.manifest import Stored
+from capture.archive.manifest import Stored, is_block
 from capture.archive.stored_formats import is_open
-from capture.archive.table import Table
-from capture.errors import ManifestError, NotStoredError
+from capture.archive.table import Files, Table, list_open_streams
+from capture.errors import CompactionError, ManifestError, NotStoredError
 from capture.iceberg.columns import evolve, new_metadata
-from capture.iceberg.facts import data_file, read_footer
+from capture.iceberg.facts import data_file, find_unfit, read_footer
+from capture.iceberg.manifest_list import Listed, read_list
+from capture.iceberg.manifest_plan import LARGEST, list_holding, list_to_merge
 from capture.iceberg.memory_catalog import MemoryFiles
-from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
+from capture.iceberg.recent import RecentObjects
+from capture.iceberg.snapshot import Added, NewFile, NewSnapshot, Opened, without_snapshots
 from capture.maintenance.compaction_plan import new_name
+from capture.maintenance.merge.schema_evolution import read_columns
 from capture.stores.contract import Store
 from natty.wire.background import map_concurrently
 
@@ -43,24 +48,15 @@ log = logging.getLogger("capture.iceberg.exposer")
 
 
 @dataclass(frozen=True)
-class _State:
-    """An Iceberg table that is being changed: its metadata, the files of its current snapshot, and its snapshots."""
-
-    metadata: TableMetadata
-    read: Read
-    snapshots: list[Snapshot]
-
-    @property
-    def locations(self) -> set[str]:
-        """The files that are in the table."""
-        return {one.data_file.file_path for _, entries in self.read for one in entries}
-
-
-@dataclass(frozen=True)
 class _Change:
-    """The commit that is being prepared."""
+    """The commit that is being prepared, for one stream."""
 
+    store: Store
     table: Table
+    stream: str
+    came: Sequence[Stored]
+    gone: Sequence[Stored]
+    files: Files
     token: int
     now: float
 
@@ -78,35 +74,103 @@ class Exposer:
         self._base = archive_location(store, self._rule.location)
         self._node = node
         self._unique = unique
+        self._recent = RecentObjects()
+        self._lists: dict[str, tuple[str, list[Listed]]] = {}
+        self._evolved: dict[str, tuple[UUID, int, str]] = {}
+        self._footers: dict[str, FileMetaData] = {}
+        self._checked: set[str] = set()
+        self._damaged: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Exposer({self._base!r}, {self._rule!r})"
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Return whether a stream has no Iceberg table yet, or one in another place, or one with expired snapshots."""
-        streams = {one.stream for one in table.files if is_open(one.format)}
-        return not streams <= table.iceberg.keys() or any(
-            one.location != self._place(stream) or count_expired(one.snapshots, self._rule, now)
+        """Return whether a stream has no Iceberg table yet, a damaged one, one elsewhere, or expired snapshots."""
+        return not list_open_streams(table) <= table.iceberg.keys() or any(
+            stream in self._damaged
+            or one.location != self._place(stream)
+            or list_expired(one.snapshots, self._rule, now)
             for stream, one in table.iceberg.items()
         )
 
-    async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
+    async def expose(
+        self,
+        store: Store,
+        table: Table,
+        *,
+        came: Sequence[Stored],
+        gone: Sequence[Stored],
+        files: Files,
+        token: int,
+        now: float,
+    ) -> Table:
         """Write manifests and metadata of each stream whose files or snapshots change. Return the table with them."""
-        wanted: dict[str, list[Stored]] = {stream: [] for stream in table.iceberg}
-        for one in table.files:
-            if is_open(one.format):
-                wanted.setdefault(one.stream, []).append(one)
-        for stream, files in wanted.items():
-            table = await self._expose_stream(store, _Change(table, token, now), stream, files)
+        for stream in sorted(table.iceberg.keys() | list_open_streams(table)):
+            of_stream = [[one for one in part if one.stream == stream and is_open(one.format)] for part in (came, gone)]
+            change = _Change(store, table, stream, of_stream[0], of_stream[1], files, token, now)
+            table = await self._expose_stream(change)
         return table
 
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
+        """Return the blocks whose columns are the table's, with the same types. Their footers are kept for `expose`."""
+        columns = read_columns(table.columns)
+
+        async def read(one: Stored) -> FileMetaData | None:
+            try:
+                return await read_footer(store, one)
+            except (CompactionError, NotStoredError) as error:  # the merge reports it
+                log.debug("%s is not shown: %s", one.path, error)
+                return None
+
+        footers = await map_concurrently(blocks, read, at_once=AT_ONCE)
+        found = [(one, it) for one, it in zip(blocks, footers, strict=True) if it and not find_unfit(it, columns)]
+        self._footers = {one.path: footer for one, footer in found}
+        return [one for one, _ in found]
+
+    async def _read_footers(self, store: Store, files: Sequence[Stored]) -> list[FileMetaData]:
+        async def read(one: Stored) -> FileMetaData:
+            return self._footers.get(one.path) or await read_footer(store, one)
+
+        return await map_concurrently(files, read, at_once=AT_ONCE)
+
     async def announce(self, store: Store, table: Table) -> None:
-        """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number."""
+        """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number.
+
+        The first call checks for each stream that all of Iceberg's files exist. If not, `is_due` returns True.
+        """
         for stream, one in table.iceberg.items():
+            if stream not in self._checked or stream in self._damaged:
+                await self._check_objects(store, stream, one)
             hint = str(one.number).encode()
-            if await _read_if_stored(store, hint_path(stream)) != hint:
-                await store.put(version_path(stream, one.number), await store.get(one.metadata), if_absent=False)
-                await store.put(hint_path(stream), hint, if_absent=False)
+            if stream in self._damaged or await _read_if_stored(store, hint_path(stream)) == hint:
+                continue
+            try:
+                data = await self._read_metadata(store, one)
+            except (ManifestError, NotStoredError) as error:
+                self._report_damage(stream, one, error)
+                continue
+            await store.put(version_path(stream, one.number), data, if_absent=False)
+            await store.put(hint_path(stream), hint, if_absent=False)
+
+    async def _check_objects(self, store: Store, stream: str, exposed: Iceberg) -> None:
+        listed = {one.path for one in await store.list(f"{folder(stream)}/")}
+        missing = sorted(exposed.objects().keys() - listed)
+        self._checked.add(stream)
+        self._damaged.discard(stream)
+        if missing:
+            self._report_damage(stream, exposed, f"{missing[0]} is missing")
+
+    def _report_damage(self, stream: str, exposed: Iceberg, reason: object) -> None:
+        self._damaged.add(stream)
+        log.error(
+            "the Iceberg table in %s is created again, without its history: %s",
+            exposed.location,
+            reason,
+            extra={"action": "iceberg_anew"},
+        )
+
+    async def _read_metadata(self, store: Store, exposed: Iceberg) -> bytes:
+        return await self._recent.read(store, exposed.metadata, exposed.sha256)
 
     def _place(self, stream: str) -> str:
         return f"{self._base}/{folder(stream)}"
@@ -114,129 +178,192 @@ class Exposer:
     def _path(self, location: str) -> str:
         return location.removeprefix(f"{self._base}/")
 
-    async def _expose_stream(self, store: Store, change: _Change, stream: str, wanted: list[Stored]) -> Table:
-        """Return the table with this stream's new pointer; retire objects that are not needed any more."""
-        before = change.table.iceberg.get(stream)
-        opened = await self._open(store, before) if before and before.location == self._place(stream) else None
-        files = MemoryFiles()
-        state = opened or _State(new_metadata(self._place(stream)), [], [])
-        state = await self._apply_changes(store, change, state, wanted, files)
-        expired = count_expired(state.snapshots, self._rule, change.now)
-        if not expired and not files.written:
-            return change.table
-        snapshots, let_go = without_oldest(state.snapshots, expired)
-        metadata = without_snapshots(state.metadata, [one.id for one in state.snapshots[:expired]])
-        exposed = self._write_metadata(change, stream, metadata, snapshots, files)
-        for location in files.written:
-            await store.put(self._path(location), files.content[location])
-        if before:
-            let_go += [before.metadata, version_path(stream, before.number)]
-            let_go += [] if opened else sorted({*before.objects(), *before.list_held()} - {one.path for one in wanted})
-        return _with_pointer(change, stream, exposed, let_go)
+    def _locate(self, one: Stored) -> str:
+        return f"{self._base}/{one.path}"
 
-    async def _open(self, store: Store, exposed: Iceberg) -> _State | None:
-        """Return the Iceberg table as it was committed. None, with a log line, if its files are missing or changed.
+    async def _expose_stream(self, change: _Change) -> Table:
+        """Return the table with this stream's new pointer; retire objects that are not needed any more.
 
-        The archive's own documents are the authority: Iceberg's documents are then made again from them.
+        The archive's own documents are the authority: if Iceberg's are missing or changed, they are made again.
         """
-        files, digests = MemoryFiles(), exposed.objects()
+        before = change.table.iceberg.get(change.stream)
+        if before and before.location == self._place(change.stream) and change.stream not in self._damaged:
+            expired = list_expired(before.snapshots, self._rule, change.now)
+            if not (change.came or change.gone or expired):
+                return change.table
+            footers = await self._read_footers(change.store, change.came)
+            try:
+                return await self._continue(change, before, footers)
+            except (ManifestError, NotStoredError) as error:
+                self._report_damage(change.stream, before, error)
+        return await self._start_anew(change, before)
 
-        async def fetch(location: str) -> None:
-            files.content[location] = await _read_unchanged(store, self._path(location), digests)
+    async def _continue(self, change: _Change, before: Iceberg, footers: Sequence[FileMetaData]) -> Table:
+        """Return the table with a new snapshot if files came or went, and without the expired ones."""
+        metadata = TableMetadataUtil.parse_raw((await self._read_metadata(change.store, before)).decode())
+        snapshots = before.snapshots
+        if change.came or change.gone:
+            metadata, snapshots = await self._add_snapshot(change, before, metadata, footers)
+        expired = list_expired(snapshots, self._rule, change.now)
+        left, let_go = without(snapshots, expired)
+        metadata = without_snapshots(metadata, expired)
+        let_go += [before.metadata, version_path(change.stream, before.number)]
+        return await self._write_pointer(change, metadata, left, let_go)
 
-        try:
-            metadata = TableMetadataUtil.parse_raw((await _read_unchanged(store, exposed.metadata, digests)).decode())
-            current = metadata.current_snapshot()
-            assert current is not None, exposed
-            await fetch(current.manifest_list)
-            manifests = list(read_manifest_list(files.new_input(current.manifest_list)))
-            await map_concurrently([one.manifest_path for one in manifests], fetch, at_once=AT_ONCE)
-        except (ManifestError, NotStoredError) as error:
-            log.error(
-                "the Iceberg table in %s is created again, without its history: %s",
-                exposed.location,
-                error,
-                extra={"action": "iceberg_anew"},
-            )
-            return None
+    async def _add_snapshot(
+        self, change: _Change, before: Iceberg, metadata: TableMetadata, footers: Sequence[FileMetaData]
+    ) -> tuple[TableMetadata, list[Snapshot]]:
+        """Return the metadata and the snapshots with a new one. Opens only the manifests that this commit touches."""
+        current, files = metadata.current_snapshot(), MemoryFiles()
+        assert current is not None, before
+        opened = await self._open(change, before, current.manifest_list)
+        gone = frozenset(self._locate(one) for one in change.gone)
 
-        def read() -> Read:
-            return [(one, one.fetch_manifest_entry(files)) for one in manifests]
+        def write() -> Added:
+            evolved = self._evolve(change, metadata, files)
+            new = NewSnapshot(evolved, files, self._unique)
+            new.change(opened, self._describe(evolved, change.came, footers), gone)
+            return new.finish(change.now, self._summary(change))
 
-        return _State(metadata, await asyncio.to_thread(read), exposed.snapshots)
+        added = await asyncio.to_thread(write)  # in a thread: it takes a second for thousands of files
+        old, named = ({one.manifest.manifest_path for one in part} for part in (opened.manifests, added.manifests))
+        dropped = sorted(self._path(one) for one in (*added.removed, *(old - named), current.manifest_list))
+        last = msgspec.structs.replace(before.snapshots[-1], dropped=dropped)
+        objects = await self._store(change.store, files)
+        self._remember(change.stream, added)
+        new = self._describe_snapshot(change, added, objects, change.came)
+        return added.metadata, [*before.snapshots[:-1], last, new]
 
-    async def _apply_changes(
-        self, store: Store, change: _Change, state: _State, wanted: list[Stored], files: MemoryFiles
-    ) -> _State:
-        """Return the table with a new snapshot if files were added or removed."""
-        before, here = state.locations, {f"{self._base}/{one.path}": one for one in wanted}
-        came = {location: one for location, one in here.items() if location not in before}
-        gone = frozenset(before - here.keys())
-        if not came and not gone and state.snapshots:
-            return state
-        footers = await map_concurrently(came.values(), lambda one: read_footer(store, one), at_once=AT_ONCE)
+    def _describe_snapshot(
+        self, change: _Change, added: Added, objects: dict[str, str], came: Iterable[Stored]
+    ) -> Snapshot:
+        """Return the record of a new snapshot."""
+        return Snapshot(
+            id=added.snapshot_id,
+            made=change.now,
+            objects=objects,
+            came=[one.path for one in came if is_block(one.path)],
+            is_brief=change.stream in change.table.shown.streams,
+        )
 
-        def add() -> Added:
-            metadata = evolve(state.metadata, change.table.columns, files)
-            facts = [
-                data_file(*of, footer, metadata.schema()) for of, footer in zip(came.items(), footers, strict=True)
-            ]
-            said, now = self._summary(change), change.now
-            return add_snapshot(metadata, state.read, facts, gone, files, now=now, unique=self._unique, said=said)
+    def _remember(self, stream: str, added: Added) -> None:
+        """Keep the list of a new snapshot in memory. Its name is unique: it is used only if it is committed."""
+        current = added.metadata.current_snapshot()
+        assert current is not None
+        self._lists[stream] = (current.manifest_list, added.manifests)
 
-        added = await asyncio.to_thread(add)  # in a thread: it takes a second for thousands of files
-        return _State(added.metadata, [], self._snapshots(state, added, gone, files, change.now))
+    def _evolve(self, change: _Change, metadata: TableMetadata, files: MemoryFiles) -> TableMetadata:
+        """Return the metadata with the table's columns; the last result is remembered, as this takes milliseconds."""
+        known = (metadata.table_uuid, metadata.current_schema_id, change.table.columns)
+        if self._evolved.get(change.stream) != known:
+            metadata = evolve(metadata, change.table.columns, files)
+            self._evolved[change.stream] = (metadata.table_uuid, metadata.current_schema_id, change.table.columns)
+        return metadata
+
+    async def _open(self, change: _Change, before: Iceberg, manifest_list: str) -> Opened:
+        """Read the manifest list, the manifests that may hold a file that goes, and small ones that are merged."""
+        digests = before.objects()
+
+        async def read(location: str) -> bytes:
+            path = self._path(location)
+            return await self._recent.read(change.store, path, digests.get(path))
+
+        known, listed = self._lists.get(change.stream, ("", []))
+        if known != manifest_list:
+            data = await read(manifest_list)
+            listed = await asyncio.to_thread(read_list, data)
+        manifests = [one.manifest for one in listed]
+        holding = list_holding(manifests, change.gone)
+        merge = list_to_merge(one for one in manifests if one not in holding)
+        paths = [one.manifest_path for one in (*holding, *merge)]
+        content = await map_concurrently(paths, read, at_once=AT_ONCE)
+        return Opened(listed, dict(zip(paths, content, strict=True)), frozenset(one.manifest_path for one in merge))
+
+    async def _start_anew(self, change: _Change, before: Iceberg | None) -> Table:
+        """Return the table with an Iceberg table of all the stream's files, and one snapshot."""
+        stream, files = change.stream, MemoryFiles()
+        unneeded = {*before.objects(), *before.list_held(), version_path(stream, before.number)} if before else set()
+        metadata = evolve(new_metadata(self._place(stream)), change.table.columns, files)
+        new, objects = NewSnapshot(metadata, files, self._unique), dict[str, str]()
+        blocks: list[Stored] = []
+        async for part in _split(change.files(stream)):
+            blocks += (one for one in part if is_block(one.path))
+            unneeded -= {one.path for one in part}
+            footers = await self._read_footers(change.store, part)
+            await asyncio.to_thread(self._add, new, metadata, part, footers)
+            objects |= await self._store(change.store, files)
+        added = await asyncio.to_thread(new.finish, change.now, self._summary(change))
+        objects |= await self._store(change.store, files)
+        made = self._describe_snapshot(change, added, objects, blocks)
+        return await self._write_pointer(change, added.metadata, [made], sorted(unneeded))
+
+    def _add(
+        self, new: NewSnapshot, metadata: TableMetadata, files: Sequence[Stored], footers: Sequence[FileMetaData]
+    ) -> None:
+        new.add(self._describe(metadata, files, footers))
+
+    def _describe(
+        self, metadata: TableMetadata, files: Sequence[Stored], footers: Sequence[FileMetaData]
+    ) -> list[NewFile]:
+        return [
+            NewFile(data_file(self._locate(one), one, footer, metadata.schema()), one.first)
+            for one, footer in zip(files, footers, strict=True)
+        ]
+
+    async def _store(self, store: Store, files: MemoryFiles) -> dict[str, str]:
+        """Store the new files, and forget them. Return their SHA-256, by path."""
+        objects: dict[str, str] = {}
+
+        async def put(location: str) -> None:
+            path, data = self._path(location), files.content.pop(location)
+            objects[path] = sha256(data).hexdigest()
+            await store.put(path, data)
+            self._recent.add(path, objects[path], data)
+
+        await map_concurrently(files.written, put, at_once=AT_ONCE)
+        files.written.clear()
+        return objects
 
     def _summary(self, change: _Change) -> dict[str, str]:
         """Return the summary of a snapshot."""
         number = str(change.table.number + 1)
         return {"capture.epoch": str(change.token), "capture.leader": self._node, "capture.table": number}
 
-    def _snapshots(
-        self, before: _State, added: Added, gone: frozenset[str], files: MemoryFiles, now: float
-    ) -> list[Snapshot]:
-        """Return the snapshots with the new one and its objects; the previous one gets those that are dropped."""
-        objects = {self._path(one): sha256(files.content[one]).hexdigest() for one in files.written}
-        new = Snapshot(id=added.snapshot_id, made=now, objects=objects)
-        current = before.metadata.current_snapshot()
-        if current is None:
-            return [new]
-        unnamed = {one.manifest_path for one, _ in before.read} - added.manifests
-        dropped = sorted(self._path(one) for one in (*gone, *unnamed, current.manifest_list))
-        return [*before.snapshots[:-1], msgspec.structs.replace(before.snapshots[-1], dropped=dropped), new]
+    async def _write_pointer(
+        self, change: _Change, metadata: TableMetadata, snapshots: list[Snapshot], let_go: Iterable[str]
+    ) -> Table:
+        """Store the metadata file. Return the table with a pointer to it.
 
-    def _write_metadata(
-        self, change: _Change, stream: str, metadata: TableMetadata, snapshots: list[Snapshot], files: MemoryFiles
-    ) -> Iceberg:
-        """Add the metadata file to the files to store. Return the pointer to it."""
+        Retires what is not needed any more, but objects of past snapshots not before these expire.
+        """
         number, data = change.table.number + 1, metadata.model_dump_json().encode()
-        path = f"{folder(stream)}/metadata/{number:010d}-{change.token}-{self._unique()}.metadata.json"
-        files.write(f"{self._base}/{path}", data)
-        return Iceberg(
-            location=metadata.location,
-            number=number,
-            metadata=path,
-            sha256=sha256(data).hexdigest(),
-            snapshots=snapshots,
+        path = f"{folder(change.stream)}/metadata/{number:010d}-{change.token}-{self._unique()}.metadata.json"
+        [(_, digest)] = (await self._store(change.store, _one_file(f"{self._base}/{path}", data))).items()
+        exposed = Iceberg(location=metadata.location, number=number, metadata=path, sha256=digest, snapshots=snapshots)
+        held = exposed.list_held()
+        retired = {one.path: one for one in change.table.retired if one.path not in held}
+        retired = {path: Retired(path, change.now) for path in let_go} | retired
+        return msgspec.structs.replace(
+            change.table, iceberg={**change.table.iceberg, change.stream: exposed}, retired=list(retired.values())
         )
 
 
-def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterable[str]) -> Table:
-    """Return the table with this pointer. Objects of past snapshots are not retired before these expire."""
-    held = exposed.list_held()
-    retired = {one.path: one for one in change.table.retired if one.path not in held}
-    retired = {path: Retired(path, change.now) for path in let_go} | retired
-    return msgspec.structs.replace(
-        change.table, iceberg={**change.table.iceberg, stream: exposed}, retired=list(retired.values())
-    )
+def _one_file(location: str, data: bytes) -> MemoryFiles:
+    files = MemoryFiles()
+    files.write(location, data)
+    return files
 
 
-async def _read_unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
-    """Return an object with a recorded SHA-256. Raises NotStoredError; ManifestError if the SHA-256 differs."""
-    data = await store.get(path)
-    if sha256(data).hexdigest() != digests.get(path):
-        raise ManifestError(f"{path} was changed: its SHA-256 is not the one that the table names")
-    return data
+async def _split(pages: AsyncIterator[list[Stored]]) -> AsyncIterator[list[Stored]]:
+    """Yield the files that other engines can open, in lists for a manifest each."""
+    part: list[Stored] = []
+    async for page in pages:
+        part += (one for one in page if is_open(one.format))
+        while len(part) >= LARGEST:
+            yield part[:LARGEST]
+            del part[:LARGEST]
+    if part:
+        yield part
 
 
 async def _read_if_stored(store: Store, path: str) -> bytes | None:

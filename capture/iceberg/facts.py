@@ -24,8 +24,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from capture.archive.manifest import Stored
+from capture.archive.manifest import Stored, is_block
 from capture.errors import CompactionError
+from capture.formats.envelope import SCHEMA
 from capture.iceberg.columns import ORDER
 from capture.stores.contract import Store
 
@@ -64,8 +65,18 @@ async def read_footer(store: Store, one: Stored) -> pq.FileMetaData:
     return footer
 
 
+def find_unfit(footer: pq.FileMetaData, columns: pa.Schema) -> str | None:
+    """Return the name of a column of a block that is not one of the envelope or of these; None: it fits. Pure.
+
+    Engines could not read such a column, or would read another type.
+    """
+    known = {field.name: field.type for field in (*SCHEMA, *columns)}
+    found = footer.schema.to_arrow_schema()
+    return next((field.name for field in found if known.get(field.name) != field.type), None)
+
+
 def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schema) -> DataFile:
-    """Return the manifest's entry of this table file at `location`. Pure."""
+    """Return the manifest's entry of this table file, or of this block, at `location`. Pure."""
     columns = _Columns({field.name: field for field in schema.fields if field.field_type.is_primitive})
     starts = [columns.add(footer.row_group(number)) for number in range(footer.num_row_groups)]
     return DataFile.from_args(
@@ -84,7 +95,7 @@ def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schem
         key_metadata=None,
         split_offsets=starts,
         equality_ids=None,
-        sort_order_id=ORDER.order_id,
+        sort_order_id=None if is_block(one.path) else ORDER.order_id,  # a block may hold messages in another order
     )
 
 

@@ -1,21 +1,22 @@
 """A new snapshot of an Iceberg table: adds and removes files in one step. Decides and encodes; reads nothing.
 
-Manifests are merged as they are written, so that their number grows with the table's size and not with its age.
+A commit writes its own entries into one new manifest. The manifests that it opened are written again: because it
+removes a file of theirs, or because there are many small ones. All others stay as they are.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
 
 from pyiceberg.manifest import (
     DataFile,
+    DataFileContent,
+    ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    write_manifest,
-    write_manifest_list,
 )
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -34,77 +35,156 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
+from capture.errors import ManifestError
+from capture.iceberg.manifest_file import Copied, join, read_live, write_copied, write_entries
+from capture.iceberg.manifest_list import Listed, write_list
+from capture.iceberg.manifest_plan import LARGEST, count_live, is_full
 from capture.iceberg.memory_catalog import MemoryFiles
 
-SMALL = 100
-"""A manifest with fewer files is small."""
-MOST_SMALL = 10
-"""If there are more small manifests than this, they are merged into one."""
-LONGEST = 1000
-"""The most entries of a manifest."""
-COMPRESSION: Final = "deflate"
 
-Read = list[tuple[ManifestFile, list[ManifestEntry]]]
-"""The manifests of a snapshot, each with the entries of the files in the table."""
+@dataclass(frozen=True)
+class Opened:
+    """The manifests of the current snapshot; `content` has those that were opened; `merge` are small ones to merge."""
+
+    manifests: Sequence[Listed] = ()
+    content: Mapping[str, bytes] = field(default_factory=dict)
+    merge: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file to add: its entry, its first sequence, and the entry of a delete file that masks rows of it."""
+
+    entry: DataFile
+    first: int
+    deletes: DataFile | None = None
 
 
 @dataclass(frozen=True)
 class Added:
-    """A new snapshot: the `metadata` with it, its id, and the locations of its manifests."""
+    """A new snapshot: the `metadata` with it, its id, its manifests, and the locations of the files it removes."""
 
     metadata: TableMetadata
     snapshot_id: int
-    manifests: frozenset[str]
+    manifests: list[Listed]
+    removed: list[str]
 
 
-def add_snapshot(
-    metadata: TableMetadata,
-    read: Read,
-    came: Sequence[DataFile],
-    gone: frozenset[str],
-    files: MemoryFiles,
-    *,
-    now: float,
-    unique: Callable[[], str],
-    said: Mapping[str, str],
-) -> Added:
-    """Return the table with a new current snapshot. Its manifests and their list are added to `files`.
+class NewSnapshot:
+    """A snapshot that is being made. Its manifests and their list are added to `files`."""
 
-    `read` are the manifests of the previous snapshot. The files `gone` are removed, the files `came` are added. `said`
-    is the snapshot's summary.
-    """
-    number, before = metadata.new_snapshot_id(), metadata.current_snapshot()
-    parent = None if before is None else before.snapshot_id
-    kept, rewritten = _sort_out(read, gone)
-    entries = [
-        *(_entry(ManifestEntryStatus.ADDED, number, one) for one in came),
-        *(_entry(ManifestEntryStatus.DELETED, number, one.data_file, one) for one in rewritten if _path(one) in gone),
-        *_list_existing(one for one in rewritten if _path(one) not in gone),
-    ]
-    manifests = [*_write_manifests(metadata, entries, number, files, unique), *kept]
-    manifest_list = f"{metadata.location}/metadata/snap-{number}-{unique()}.avro"
-    with write_manifest_list(
-        2, files.new_output(manifest_list), number, parent, metadata.next_sequence_number(), COMPRESSION
-    ) as writer:
-        writer.add_manifests(manifests)
-    removed = [one.data_file for one in rewritten if _path(one) in gone]
-    snapshot = Snapshot.model_validate(
-        {
-            "snapshot-id": number,
-            "parent-snapshot-id": parent,
-            "sequence-number": metadata.next_sequence_number(),
-            "timestamp-ms": max(int(now * 1000), metadata.last_updated_ms + 1),
-            "manifest-list": manifest_list,
-            "summary": _summary(metadata, came, removed, said),
-            "schema-id": metadata.current_schema_id,
-        }
-    )
-    updates: tuple[TableUpdate, ...] = (
-        AddSnapshotUpdate(snapshot=snapshot),
-        SetSnapshotRefUpdate.model_validate({"ref-name": MAIN_BRANCH, "type": "branch", "snapshot-id": number}),
-    )
-    named = frozenset(one.manifest_path for one in manifests)
-    return Added(update_table_metadata(metadata, updates), number, named)
+    def __init__(self, metadata: TableMetadata, files: MemoryFiles, unique: Callable[[], str]) -> None:
+        self._metadata = metadata
+        self._files = files
+        self._unique = unique
+        self._number = metadata.new_snapshot_id()
+        self._manifests: list[ManifestFile] = []
+        self._kept: list[Listed] = []
+        self._changes = SnapshotSummaryCollector()
+        self._adds = self._masks = False
+        self._removed: list[str] = []
+
+    def change(self, opened: Opened, came: Sequence[NewFile], gone: frozenset[str]) -> None:
+        """Add and remove these files. Raises ManifestError if the opened manifests do not hold a file of `gone`."""
+        copied, removed = self._copy(opened, gone)
+        if missing := gone - {one.data_file.file_path for one in removed}:
+            raise ManifestError(f"no manifest holds {min(missing)}, which is to be removed")
+        self.add(came, removed)
+        self._manifests += [
+            write_copied(self._metadata, one, self._number, self._files, self._unique()) for one in copied
+        ]
+
+    def add(self, came: Sequence[NewFile], removed: Sequence[ManifestEntry] = ()) -> None:
+        """Write manifests with these new files, and with the entries of removed ones."""
+        came = sorted(came, key=lambda one: (one.entry.partition[1], one.entry.partition[0]))
+        masked = [(one.deletes, one.first) for one in came if one.deletes]
+        self._adds, self._masks = self._adds or bool(came), self._masks or bool(masked)
+        self._removed += (one.data_file.file_path for one in removed)
+        files = [one for one in removed if one.data_file.content == DataFileContent.DATA]
+        deletes = [one for one in removed if one.data_file.content != DataFileContent.DATA]
+        self._write(ManifestContent.DATA, [(one.entry, one.first) for one in came], files)
+        self._write(ManifestContent.DELETES, masked, deletes)
+
+    def _write(
+        self, content: ManifestContent, came: Sequence[tuple[DataFile, int]], removed: Sequence[ManifestEntry]
+    ) -> None:
+        schema, spec, number = self._metadata.schema(), self._metadata.spec(), self._number
+        for one, _ in came:
+            self._changes.add_file(one, schema, spec)
+        for entry in removed:
+            self._changes.remove_file(entry.data_file, schema, spec)
+        for start in range(0, max(len(came), len(removed)), LARGEST):
+            part, gone = came[start : start + LARGEST], removed[start : start + LARGEST]
+            entries = [
+                *(_entry(ManifestEntryStatus.ADDED, number, one) for one, _ in part),
+                *(_entry(ManifestEntryStatus.DELETED, number, one.data_file, one) for one in gone),
+            ]
+            firsts = [first for _, first in part]
+            self._manifests.append(
+                write_entries(self._metadata, content, entries, firsts, number, self._files, self._unique())
+            )
+
+    def finish(self, now: float, said: Mapping[str, str]) -> Added:
+        """Write the manifest list. Return the table with the snapshot as the current one; `said` is in its summary.
+
+        Raises ManifestError if the manifests do not hold as many files and rows as the summary says.
+        """
+        metadata, number, before = self._metadata, self._number, self._metadata.current_snapshot()
+        parent = None if before is None else before.snapshot_id
+        replaces = self._removed or self._masks
+        operation = Operation.APPEND if not replaces else Operation.OVERWRITE if self._adds else Operation.DELETE
+        summary = update_snapshot_summaries(
+            Summary(operation, **self._changes.build(), **said),
+            before.summary if before else None,
+        )
+        _check_totals([*self._manifests, *(one.manifest for one in self._kept)], summary)
+        manifest_list = f"{metadata.location}/metadata/snap-{number}-{self._unique()}.avro"
+        listed = write_list(
+            manifest_list,
+            self._files,
+            self._kept,
+            self._manifests,
+            snapshot_id=number,
+            parent=parent,
+            sequence_number=metadata.next_sequence_number(),
+        )
+        snapshot = Snapshot.model_validate(
+            {
+                "snapshot-id": number,
+                "parent-snapshot-id": parent,
+                "sequence-number": metadata.next_sequence_number(),
+                "timestamp-ms": max(int(now * 1000), metadata.last_updated_ms + 1),
+                "manifest-list": manifest_list,
+                "summary": summary,
+                "schema-id": metadata.current_schema_id,
+            }
+        )
+        updates: tuple[TableUpdate, ...] = (
+            AddSnapshotUpdate(snapshot=snapshot),
+            SetSnapshotRefUpdate.model_validate({"ref-name": MAIN_BRANCH, "type": "branch", "snapshot-id": number}),
+        )
+        return Added(update_table_metadata(metadata, updates), number, listed, self._removed)
+
+    def _copy(self, opened: Opened, gone: frozenset[str]) -> tuple[list[Copied], list[ManifestEntry]]:
+        """Keep the other manifests. Return what to copy of those that are written again, and the removed entries."""
+        full: list[Copied] = []
+        small: dict[ManifestContent, list[Copied]] = defaultdict(list)
+        removed: list[ManifestEntry] = []
+        for listed in opened.manifests:
+            one = listed.manifest
+            content = opened.content.get(one.manifest_path)
+            if not count_live(one):
+                continue
+            if content is None:
+                self._kept.append(listed)
+                continue
+            live, found = read_live(one, content, gone)
+            if not found and one.manifest_path not in opened.merge:
+                self._kept.append(listed)
+            elif live.count:
+                (full if is_full(one) else small[one.content]).append(live)
+            removed += found
+        return [*full, *(join(part) for parts in small.values() for part in _split(parts))], removed
 
 
 def without_snapshots(metadata: TableMetadata, numbers: list[int]) -> TableMetadata:
@@ -114,25 +194,16 @@ def without_snapshots(metadata: TableMetadata, numbers: list[int]) -> TableMetad
     return update_table_metadata(metadata, (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": numbers}),))
 
 
-def _sort_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:
-    """Return the manifests that are kept, and the entries of the manifests that are written again."""
-    touched = [any(_path(one) in gone for one in entries) for _, entries in read]
-    small = sum(not hit and len(entries) < SMALL for hit, (_, entries) in zip(touched, read, strict=True))
-    kept: list[ManifestFile] = []
-    rewritten: list[ManifestEntry] = []
-    for hit, (manifest, entries) in zip(touched, read, strict=True):
-        if hit or (small > MOST_SMALL and len(entries) < SMALL):
-            rewritten += entries
-        elif entries:
-            kept.append(manifest)
-    return kept, rewritten
-
-
-def _list_existing(entries: Iterable[ManifestEntry]) -> Iterator[ManifestEntry]:
-    """Yield groups of entries, sorted by interval, so that a manifest covers a short span of time."""
-    for one in sorted(entries, key=lambda one: (one.data_file.partition[1], one.data_file.partition[0])):
-        assert one.snapshot_id is not None
-        yield _entry(ManifestEntryStatus.EXISTING, one.snapshot_id, one.data_file, one)
+def _split(small: Iterable[Copied]) -> Iterator[list[Copied]]:
+    """Yield parts that make a manifest each."""
+    part: list[Copied] = []
+    for one in small:
+        if part and sum(other.count for other in part) + one.count > LARGEST:
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
 
 
 def _entry(
@@ -147,37 +218,17 @@ def _entry(
     )
 
 
-def _write_manifests(
-    metadata: TableMetadata,
-    entries: list[ManifestEntry],
-    snapshot_id: int,
-    files: MemoryFiles,
-    unique: Callable[[], str],
-) -> Iterator[ManifestFile]:
-    for start in range(0, len(entries), LONGEST):
-        location = f"{metadata.location}/metadata/{unique()}-m.avro"
-        with write_manifest(
-            2, metadata.spec(), metadata.schema(), files.new_output(location), snapshot_id, COMPRESSION
-        ) as writer:
-            for one in entries[start : start + LONGEST]:
-                writer.add_entry(one)
-        yield writer.to_manifest_file()
-
-
-def _summary(
-    metadata: TableMetadata, came: Sequence[DataFile], removed: Sequence[DataFile], said: Mapping[str, str]
-) -> Summary:
-    collected = SnapshotSummaryCollector()
-    for one in came:
-        collected.add_file(one, metadata.schema(), metadata.spec())
-    for one in removed:
-        collected.remove_file(one, metadata.schema(), metadata.spec())
-    operation = Operation.APPEND if not removed else Operation.OVERWRITE if came else Operation.DELETE
-    before = metadata.current_snapshot()
-    return update_snapshot_summaries(
-        Summary(operation, **collected.build(), **said), before.summary if before else None
-    )
-
-
-def _path(entry: ManifestEntry) -> str:
-    return entry.data_file.file_path
+def _check_totals(manifests: Iterable[ManifestFile], summary: Summary) -> None:
+    files = rows = deletes = 0
+    for one in manifests:
+        if one.content == ManifestContent.DATA:
+            files += count_live(one)
+            rows += (one.added_rows_count or 0) + (one.existing_rows_count or 0)
+        else:
+            deletes += count_live(one)
+    said = [int(summary[name] or 0) for name in ("total-data-files", "total-records", "total-delete-files")]
+    if [files, rows, deletes] != said:
+        raise ManifestError(
+            f"its manifests hold {files} files, {rows} rows and {deletes} delete files; its summary says {said[0]}, "
+            f"{said[1]} and {said[2]}"
+        )

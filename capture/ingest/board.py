@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from capture.archive.iceberg_state import TableState
+from capture.archive.iceberg_state import CatalogState, TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time
 from natty.errors import BadRecordError
@@ -179,6 +179,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     oldest: Seconds | None = None
     location: Text = ""
     troubles: list[Text] = []
+    catalogs: list[CatalogState] = []  # entries that this node, as the compaction's leader, sets
     format: Whole = FORMAT
 
 

@@ -30,10 +30,13 @@ UNAVAILABLE = 503  # the status during an election of the server's leaders
 BEATS = 3  # in an `ack_wait`; messages are kept alive from their second beat on: after two thirds of it at the latest
 
 
-async def stream_info(natty: Natty, stream: str) -> dict[str, Any]:
-    """Return the server's information about the stream. Raises StreamNotFoundError, BadNameError."""
+async def stream_info(natty: Natty, stream: str, *, timeout: float | None = None) -> dict[str, Any]:
+    """Return the server's information about the stream. Raises StreamNotFoundError, BadNameError.
+
+    `timeout` is in seconds; None for the client's.
+    """
     try:
-        return await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}")
+        return await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}", timeout=timeout)
     except StreamNotFoundError as error:
         raise StreamNotFoundError(
             f"there is no stream {stream!r} on this server: create it, or name another with --stream",

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
+from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, old_documents
 from capture.archive.iceberg_state import ICEBERG
+from capture.archive.index.contents import Indexes, find_orphans, read_paths
+from capture.archive.index.page import place_of
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
 from capture.archive.picture import Picture
 from capture.archive.retention import EVERYTHING, Retention, sum_up
 from capture.archive.sequences import Sequences
-from capture.archive.table import Exposure, Table, Unexposed, first_table, list_still_named, without
-from capture.errors import CompactionError, ManifestError, NotSweptError
-from capture.maintenance.compaction_plan import Policy, new_name, plan
+from capture.archive.table import Exposure, Table, Unexposed, list_still_named, without
+from capture.errors import CompactionError
+from capture.maintenance.compaction_input import read_input
+from capture.maintenance.compaction_plan import Policy, find_held, find_held_by_stream, new_name, plan
 from capture.maintenance.engine import Engine, FileGroup, Merged, Part
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
+from capture.maintenance.table_commits import Leading, TableCommits, Turns
 from capture.stores.contract import Listing, Store
 from capture.stores.own_store import opening_url
 
@@ -36,10 +40,11 @@ class CompactReport:
 
     `expired` counts table files that retention removed. `failed` says why file groups could not be merged: their blocks
     stay, and the results of the other groups are committed. `conflicts` counts, by column, values that did not fit the
-    table's type.
+    table's type. `files` is the number of the table's files.
     """
 
     head: Head
+    files: int = 0
     expired: int = 0
     groups: int = 0
     inputs: int = 0
@@ -54,8 +59,8 @@ class CompactReport:
 
     def add(self, other: CompactReport) -> CompactReport:
         """Return the sum of two runs. `failed` is the second run's, or the first one's if that is empty."""
-        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
-        counts = {name: value + getattr(other, name) for name, value in numbers.items()}
+        counted = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
+        counts = {name: value + getattr(other, name) for name, value in counted.items()} | {"files": other.files}
         conflicts = dict(Counter(self.conflicts) + Counter(other.conflicts))
         return replace(self, head=other.head, failed=other.failed or self.failed, conflicts=conflicts, **counts)
 
@@ -63,8 +68,15 @@ class CompactReport:
 # --- the change of the table -----------------------------------------------------------------------------------------
 
 
-def apply(picture: Picture, groups: Sequence[FileGroup], merged: Sequence[Merged], *, now: float) -> Table:
-    """Return the table with the outputs in place of their inputs; pure.
+def apply(
+    picture: Picture,
+    groups: Sequence[FileGroup],
+    merged: Sequence[Merged],
+    *,
+    now: float,
+    held: Mapping[str, Sequences] | None = None,
+) -> Table:
+    """Return the table with the outputs in place of their inputs; pure. `held` as in `plan`.
 
     Blocks among the inputs become consumed, table files retired. Consumed blocks that the manifest no longer names are
     forgotten. CompactionError if a result doesn't add up with its group, an input is not in the picture, or the table
@@ -81,12 +93,16 @@ def apply(picture: Picture, groups: Sequence[FileGroup], merged: Sequence[Merged
                 raise CompactionError(f"{one.path} is not in the archive's picture, or has changed")
     outputs = [output for result in merged for output in result.outputs]
     table = [one for one in picture.files if one.path in live] + outputs
-    _check_disjoint(table, {one.stream for one in outputs})
+    held = find_held_by_stream(picture.files) if held is None else held
+    _check_disjoint(outputs, [files[path] for path in files if path not in live], held)
     inputs = [one.path for group in groups for one in group.inputs]
     return msgspec.structs.replace(
         picture.table,
         files=table,
-        consumed=[*list_still_named(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
+        consumed=[
+            *list_still_named(picture.table, picture.manifest),
+            *(place_of(blocks[path]) for path in inputs if path in blocks),
+        ],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=picture.manifest.number,
         removed=_drop_summed_up(_add_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
@@ -151,15 +167,16 @@ def _drop_summed_up(removed: list[Removed], manifest: Manifest, now: float) -> l
     return sum_up(removed, {stream: first for stream, first in below.items() if stream in recorded}, now)
 
 
-def _check_disjoint(table: Iterable[Stored], streams: set[str]) -> None:
-    seen: dict[str, Sequences] = defaultdict(Sequences)
-    for one in table:
-        if one.stream in streams:
-            held = Sequences.from_text(one.sequences)
-            if not held.isdisjoint(seen[one.stream]):
-                twice = (held & seen[one.stream]).describe()
-                raise CompactionError(f"the table would hold sequences {twice} of {one.stream} twice, with {one.path}")
-            seen[one.stream] |= held
+def _check_disjoint(outputs: Iterable[Stored], gone: Iterable[Stored], held: Mapping[str, Sequences]) -> None:
+    """Raise CompactionError if an output holds a sequence of a file that stays, or of another output."""
+    replaced = find_held_by_stream(gone)
+    seen = {stream: of_files - replaced.get(stream, Sequences()) for stream, of_files in held.items()}
+    for one in outputs:
+        mine, others = Sequences.from_text(one.sequences), seen.get(one.stream, Sequences())
+        if not mine.isdisjoint(others):
+            twice = (mine & others).describe()
+            raise CompactionError(f"the table would hold sequences {twice} of {one.stream} twice, with {one.path}")
+        seen[one.stream] = others | mine
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -180,11 +197,15 @@ async def compact(
     exposure: Exposure | None = None,
     schedule: Schedule = AT_ONCE,
     check: Check = read_back,
+    look: bool = True,
+    indexes: Indexes | None = None,
+    turns: Turns | None = None,
 ) -> CompactReport:
     """Merge the file groups that are due at `now` (Unix seconds), check and commit the results.
 
-    First it deletes files that no table has named for `grace`, and retires the files that retention removes: without
-    the engine, in a separate commit.
+    First it retires the files that retention removes: without the engine, in a separate commit. With `look` it lists
+    the files, and deletes those that no table has named for `grace`. `indexes` keep pages in memory from one run to the
+    next. Fresh commits with the same `turns` may change the table while the engine runs.
 
     A sweep may commit meanwhile: its leader retires blocks only if a committed table names them as consumed.
     FencedError if this term is over. CompactionError if the results don't add up, or the store does not hold them as
@@ -193,50 +214,57 @@ async def compact(
     """
     elapsed = asyncio.get_running_loop().time
     started = elapsed()
-    commits = _Commits(store, pointer, exposure or Unexposed(), node)
-    objects = [one for folder in (TABLE, Table.FOLDER, ICEBERG) for one in await store.list(folder)]  # see _superfluous
-    commits.head, picture = await _take_over(store, pointer, manifest_head, now)
-    await commits.exposure.announce(store, picture.table)
-    await chain.delete(store, pointer, _superfluous(picture.table, objects, now - grace)[:MOST_DELETED])
-    expired = {one.object.path for one in retention.find_expired([*picture.blocks, *picture.files], now)}
-    kept = without(picture.table, expired, now)
-    gone = len(picture.files) - len(kept.files)
-    if gone or commits.exposure.is_due(kept, now):
-        kept = await commits.commit(_drop_deleted(kept, objects, now - grace), now)
-        picture = Picture(picture.manifest, kept)
-    moment = schedule.moment(now, picture.blocks)
+    indexes, turns = indexes or Indexes(store), turns or Turns()
+    objects = await _list_objects(store, look)
+    leading = Leading(store, indexes, pointer, exposure or Unexposed(), node, grace)
+    async with turns.take(leading, manifest_head, now, anew=True) as commits:
+        manifest = await commits.read_manifest(manifest_head)
+        if dropped := await commits.find_dropped(manifest):
+            await commits.commit(lambda table: table, now, hide=dropped)
+        table = commits.table
+    superfluous: list[str] = []
+    if look:
+        named = table.list_named() | await read_paths(indexes.files, table)
+        superfluous = _superfluous(table, named, objects, now - grace)
+        superfluous += await find_orphans(indexes.files, table, objects, now - grace)
+    superfluous += old_documents(table, objects, now - grace)
+    await chain.delete(store, pointer, superfluous[:MOST_DELETED])
+    found = await read_input(indexes, manifest, table, policy, retention, now)
+    picture, drop = found.picture, partial(_drop_deleted, objects=objects if look else None, before=now - grace)
+    gone = len([one for one in picture.files if one.path in found.expired])
+    async with turns.take(leading, manifest_head, now) as commits:
+        commits.table = commits.table.with_listed(picture.files)
+        if gone or leading.exposure.is_due(commits.table, now):
+            await commits.commit(lambda table: drop(without(table, found.expired, now)), now)
+        picture = Picture(picture.manifest, commits.table)
+    moment = schedule.moment(now, found.waiting, found.bytes)
+    removed = find_held(one for one in found.picture.files if one.path in found.expired)
+    held = {stream: of_files - removed for stream, of_files in found.held.items()}
 
     def due(leave: Set[str]) -> list[FileGroup]:
-        plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by)
-        return plan_at(token=pointer.token, unique=unique, leave=leave | expired)
+        plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by, held=held)
+        return plan_at(token=pointer.token, unique=unique, leave=leave | found.expired)
 
     failed, groups, merged = await _merge_due(engine, opening_url(store), due)
     if not groups:
-        return _report(commits.head, [], [], 0.0, gone, [])
-    table = apply(picture, groups, merged, now=now + elapsed() - started)
-    await check(store, [output for one in merged for output in one.outputs])
-    await commits.commit(_drop_deleted(table, objects, now - grace), now + elapsed() - started)
-    return _report(commits.head, groups, merged, elapsed() - started, gone, failed)
+        return _report(commits, [], [], 0.0, gone, [])
+    outputs = [output for one in merged for output in one.outputs]
+
+    def change(table: Table) -> Table:
+        return drop(apply(Picture(picture.manifest, table), groups, merged, now=now + elapsed() - started, held=held))
+
+    change(picture.table)  # before the outputs are read
+    await check(store, outputs)
+    async with turns.take(leading, manifest_head, now) as commits:
+        commits.table = commits.table.with_listed(picture.files)
+        await commits.commit(change, now + elapsed() - started)
+    return _report(commits, groups, merged, elapsed() - started, gone, failed)
 
 
-@dataclass
-class _Commits:
-    """Commits the tables of a run, one after the other; `head` is the last one."""
-
-    store: Store
-    pointer: HeadPointer
-    exposure: Exposure
-    node: str
-    head: Head | None = None
-
-    async def commit(self, table: Table, now: float) -> Table:
-        """Commit the table, with its metadata for other engines; return it as committed. FencedError."""
-        exposed = await self.exposure.expose(self.store, table, token=self.pointer.token, now=now)
-        leading = msgspec.structs.replace(exposed, leader=self.node)
-        self.head = await chain.commit(self.store, self.pointer, self.head, leading)
-        committed = await chain.read(self.store, self.head, Table)
-        await self.exposure.announce(self.store, committed)
-        return committed
+async def _list_objects(store: Store, look: bool) -> Listing:
+    """List old documents; with `look` also what a run deletes if no table names it."""
+    folders = (TABLE, Table.FOLDER, ICEBERG, Table.PAGES) if look else (Table.FOLDER,)
+    return [one for folder in folders for one in await store.list(folder)]  # see _superfluous
 
 
 async def _merge_due(
@@ -264,60 +292,41 @@ async def _merge_due(
     return [], [], []
 
 
-async def _take_over(store: Store, pointer: HeadPointer, manifest_head: HeadReader, now: float) -> tuple[Head, Picture]:
-    """Return the table under this term's token, and a picture with a manifest that was read after it."""
-
-    async def swept() -> Manifest:
-        manifest = await chain.read(store, await manifest_head(), Manifest)
-        if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still change its table
-            raise NotSweptError
-        return manifest
-
-    async def first() -> Table:
-        return first_table(await swept())
-
-    head, table = await current(store, pointer, Table, now, first)
-    picture = Picture(await swept(), table)
-    if not picture.is_whole:  # a stale answer, or a head that its leader has not repaired yet
-        raise ManifestError(f"manifest {picture.manifest.number} is older than the table: nothing was compacted")
-    return head, picture
-
-
-def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
+def _superfluous(table: Table, named: Set[str], objects: Listing, before: float) -> list[str]:
     """Return the paths to delete: files retired before this time, and files older than that which no table names.
 
     The latter are outputs that no leader has committed or will commit. They were listed before the table was read and
     taken over, so their writer was either deposed by now, or is a failed run of this term.
     """
-    named = table.list_named()
     listed = {one.path for one in objects}
     old = [one.path for one in objects if one.path.startswith((TABLE, ICEBERG)) and one.modified < before]
     return [
         *(one.path for one in table.retired if one.since < before and one.path in listed),
         *(path for path in old if path not in named),
-        *old_documents(table, objects, before),
     ]
 
 
-def _drop_deleted(table: Table, objects: Listing, before: float) -> Table:
-    """Remove retired files from the table that did not exist when the objects were listed."""
+def _drop_deleted(table: Table, *, objects: Listing | None, before: float) -> Table:
+    """Remove retired files from the table that did not exist when the objects were listed (None: they were not)."""
+    if objects is None:
+        return table
     listed = {one.path for one in objects}
     retired = [one for one in table.retired if one.since >= before or one.path in listed]
     return msgspec.structs.replace(table, retired=retired)
 
 
 def _report(
-    head: Head | None,
+    commits: TableCommits,
     groups: Sequence[FileGroup],
     merged: Sequence[Merged],
     seconds: float,
     expired: int,
     failed: list[str],
 ) -> CompactReport:
-    assert head is not None
     outputs = [output for one in merged for output in one.outputs]
     return CompactReport(
-        head=head,
+        head=commits.head,
+        files=commits.table.index.objects,
         expired=expired,
         groups=len(groups),
         inputs=sum(len(group.inputs) for group in groups),

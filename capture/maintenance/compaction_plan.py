@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -63,12 +63,14 @@ def plan(
     unique: Callable[[], str] = new_name,
     leave: Container[str] = (),
     stored_by: float = math.inf,
+    held: Mapping[str, Sequences] | None = None,
 ) -> list[FileGroup]:
     """Return the file groups to merge, oldest first; pure except for the names that `unique` gives.
 
     Inputs are never blocks in `leave`, or blocks stored after `stored_by` (Unix seconds). Each (stream, sequence) is in
     the table once, by construction: a group leaves out the sequences of table files that it does not replace, and those
-    of an earlier file group of the plan. Each part of a plan may be carried out without the others.
+    of an earlier file group of the plan. `held` are the sequences of all table files by stream, if the picture has only
+    those that may be merged. Each part of a plan may be carried out without the others.
     """
     blocks = [one for one in picture.blocks if one.path not in leave and one.stored_ns / 1e9 <= stored_by]
     bins = _bins(blocks, picture.files, policy, now)
@@ -76,10 +78,12 @@ def plan(
     tabled = {one.path for one in picture.files}
     due = [cut for cut in cuts if any(one.path not in tabled for one in cut)]
     due.sort(key=lambda cut: (min(one.stored_ns for one in cut if one.path not in tabled), cut[0].path))
-    return _exclusive(picture, _run(due, policy), policy, token, unique)
+    held = find_held_by_stream(picture.files) if held is None else held
+    return _exclusive(picture, held, _run(due, policy), policy, token, unique)
 
 
-def _is_mergeable(one: Stored, policy: Policy) -> bool:
+def is_mergeable(one: Stored, policy: Policy) -> bool:
+    """Return whether a compaction may merge this object."""
     readable = policy.encrypted if is_encrypted(one) else not policy.encrypted_only
     return readable and format_of(one.format).mergeable
 
@@ -88,11 +92,11 @@ def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now
     """Return the due bins: all blocks of a (stream, key, interval), and its small table files."""
     waiting: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
     for one in blocks:
-        if _is_mergeable(one, policy):
+        if is_mergeable(one, policy):
             waiting[_bin(one)].append(one)
     due = {name: inputs for name, inputs in waiting.items() if _is_due(inputs, policy, now)}
     for one in files:
-        if _bin(one) in due and one.bytes < SMALL * policy.target_bytes and _is_mergeable(one, policy):
+        if _bin(one) in due and one.bytes < SMALL * policy.target_bytes and is_mergeable(one, policy):
             due[_bin(one)].append(one)
     return list(due.values())
 
@@ -133,17 +137,20 @@ def _run(due: Sequence[list[Stored]], policy: Policy) -> list[list[Stored]]:
 
 
 def _exclusive(
-    picture: Picture, cuts: Sequence[list[Stored]], policy: Policy, token: int, unique: Callable[[], str]
+    picture: Picture,
+    table: Mapping[str, Sequences],
+    cuts: Sequence[list[Stored]],
+    policy: Policy,
+    token: int,
+    unique: Callable[[], str],
 ) -> list[FileGroup]:
     """Make file groups of the cuts, each with the sequences that it must leave out."""
     groups: list[FileGroup] = []
     tabled = {one.path for one in picture.files}
-    streams = {cut[0].stream for cut in cuts}
-    table = {stream: find_held(one for one in picture.files if one.stream == stream) for stream in streams}
     claimed: dict[str, Sequences] = defaultdict(Sequences)
     for cut in cuts:
         first, held = cut[0], find_held(cut)
-        elsewhere = table[first.stream] - find_held(one for one in cut if one.path in tabled)
+        elsewhere = table.get(first.stream, Sequences()) - find_held(one for one in cut if one.path in tabled)
         exclude = held & (elsewhere | claimed[first.stream])
         claimed[first.stream] |= held - exclude
         encrypts = any(map(is_encrypted, cut)) and not policy.decrypt
@@ -172,3 +179,11 @@ def _bounds(wanted: Sequences, size: int, split_bytes: int) -> list[int]:
 def find_held(objects: Iterable[Stored]) -> Sequences:
     """Return the sequences that these objects hold."""
     return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+
+
+def find_held_by_stream(objects: Iterable[Stored]) -> dict[str, Sequences]:
+    """Return the sequences that these objects hold, by stream."""
+    found: dict[str, list[Stored]] = defaultdict(list)
+    for one in objects:
+        found[one.stream].append(one)
+    return {stream: find_held(mine) for stream, mine in found.items()}

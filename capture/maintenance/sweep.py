@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
-from capture.archive.coverage import coverage
+from capture.archive.chain import Head, HeadPointer, HeadReader, current
+from capture.archive.index.contents import Indexes, commit, ensure_index, find_orphans, read_paths, renew
+from capture.archive.index.held import read_lowest
+from capture.archive.index.page import place_of
+from capture.archive.index.tree import Index
+from capture.archive.index.update import held_of
+from capture.archive.index.version import Version
 from capture.archive.manifest import (
     ENTRIES,
     Manifest,
@@ -18,44 +25,25 @@ from capture.archive.manifest import (
     decode_entry,
     entry_block,
     entry_path,
-    is_block,
     is_outside,
     list_blocks,
 )
 from capture.archive.picture import GRACE
-from capture.archive.retention import EVERYTHING, Expired, Retention, record_removed, removed_sequences, sum_up
-from capture.archive.sequences import Sequences
-from capture.archive.table import Table
+from capture.archive.retention import EVERYTHING, Expired, Retention
+from capture.archive.sequences import MAXIMUM, Sequences
+from capture.archive.table import Table, first_table
 from capture.archive.trust import NO_CHECKS, Trust
 from capture.errors import ManifestError, NotStoredError
+from capture.maintenance.expiring import Expiring, find_expiring
+from capture.maintenance.sweep_plan import NOWHERE, Rest, SweepPlan, plan_sweep
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
 from natty.wire.background import map_concurrently
 
 MOST_ENTRY_BYTES = 64 << 20
 """Of an entry. Its largest part is the set of its block's sequences, some MB for a block of millions."""
 MOST_SAID = 20  # unreadable entries in the log
-NOWHERE: Mapping[str, int] = {}
-"""No first sequence of any stream is known."""
 
 log = logging.getLogger("capture.sweep")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepPlan:
-    """The work of a sweep: commit `manifest` (None: nothing changed), then delete entries, then objects.
-
-    `let_go` counts the blocks that the table has consumed, `expired` are those that retention removes. `dangling` are
-    entries whose block is not in the store, with messages that no other object holds. They are left for an operator to
-    check.
-    """
-
-    adopt: list[Stored]
-    let_go: int
-    expired: list[Expired]
-    remove_entries: list[str]
-    remove_objects: list[str]
-    manifest: Manifest | None
-    dangling: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +51,13 @@ class SweepReport:
     """The result of a sweep: counts, the committed head, and what an operator should check (`dangling`, `unreadable`).
 
     `let_go` are blocks that the table has consumed, `expired` those that retention removes, `forgotten` those of both
-    that are deleted by now. `manifest` is the committed one, `table` the one that it is based on, if any.
+    that are deleted by now. `manifest` is the committed one, and `table` the one that it is based on, empty if there is
+    none; both without lists of objects, which their indexes have.
     """
 
     head: Head
     manifest: Manifest
-    table: Table | None = None
+    table: Table
     adopted: int = 0
     messages: int = 0
     let_go: int = 0
@@ -89,132 +78,6 @@ class Preview:
     let_go: set[str]
 
 
-def plan_sweep(
-    manifest: Manifest,
-    table: Table | None,
-    entries: Iterable[Stored],
-    objects: Listing,
-    *,
-    now: float,
-    grace: float = GRACE,
-    retention: Retention = EVERYTHING,
-    begins: Mapping[str, int] = NOWHERE,
-) -> SweepPlan:
-    """Plan which blocks to adopt, which to retire and which objects to delete; pure.
-
-    `objects` is a listing of the archive. Blocks were listed before entries, and both before the manifest was read, so
-    an unnamed object is not just a newer one. `entries` are the listed entries that were read. The table is a committed
-    one of any age: blocks that it names as consumed stay consumed. `begins` are the first sequences of the streams, as
-    far as known.
-    """
-    listed = {one.path for one in objects}
-    consumed = set(table.consumed) if table else set()
-    known = manifest.list_paths()
-    settled = known | consumed
-    unadopted = [one for one in entries if one.path not in settled]
-    gone_blocks = [one for one in unadopted if one.path not in listed]
-    adopt = sorted((one for one in unadopted if one.path in listed), key=lambda one: one.path)
-    named = known | {one.path for one in adopt}
-    settled |= named
-    waiting = [*(one for one in manifest.blocks if one.path not in consumed), *adopt]
-    let_go = [Retired(one.path, now) for one in manifest.blocks if one.path in consumed]
-    expired = _find_expired(manifest, table, waiting, retention, now)
-    gone = {one.object.path for one in expired}
-    superseded = _find_superseded(gone_blocks, manifest, waiting, table)
-    settled |= superseded
-    kept = [one for one in manifest.retired if _is_kept(one, table, listed, now - grace)]
-    changed = adopt or let_go or expired or len(kept) < len(manifest.retired) or (table and manifest.table)
-    return SweepPlan(
-        adopt=adopt,
-        let_go=len(let_go),
-        expired=expired,
-        remove_entries=sorted(one for one in listed if one.startswith(ENTRIES) and entry_block(one) in settled),
-        remove_objects=[
-            *old_documents(manifest, objects, now - grace),
-            *(one.path for one in manifest.retired if one.path in listed and one.since < now - grace),
-            *_leftovers(named, listed, objects, now - grace),
-        ],
-        manifest=msgspec.structs.replace(
-            manifest,
-            blocks=[one for one in waiting if one.path not in gone],
-            retired=[*kept, *let_go, *(Retired(path, now) for path in sorted(gone))],
-            of_table=max(manifest.of_table, table.number if table else 0),
-            table=[] if table else manifest.table,
-            removed=sum_up(
-                record_removed(manifest.removed, (one.object for one in expired), now),
-                _find_first_held(manifest, table, waiting, begins),
-                now,
-            ),
-            created=now,
-        )
-        if changed
-        else None,
-        dangling=sorted(one.path for one in gone_blocks if one.path not in superseded),
-    )
-
-
-def _find_expired(
-    manifest: Manifest, table: Table | None, blocks: list[Stored], retention: Retention, now: float
-) -> list[Expired]:
-    """Return the blocks that retention removes. Rules also count the table's files; the compaction removes those.
-
-    If the table is older than the manifest's last one, sizes would not add up: then it returns none.
-    """
-    if manifest.of_table > (table.number if table else 0):
-        return []
-    ours = {one.path for one in blocks}
-    files = table.files if table else manifest.table
-    return [one for one in retention.find_expired([*blocks, *files], now) if one.object.path in ours]
-
-
-def _find_first_held(
-    manifest: Manifest, table: Table | None, waiting: list[Stored], begins: Mapping[str, int]
-) -> Mapping[str, int]:
-    """For streams with removals, return the sequence before which neither the archive nor the stream has a message."""
-    if manifest.of_table > (table.number if table else 0):
-        return NOWHERE
-    held = [*waiting, *(table.files if table else manifest.table)]
-    removed = {one.stream for one in (*manifest.removed, *(table.removed if table else ()))}
-    firsts = {stream: [one.first for one in held if one.stream == stream] for stream in removed & begins.keys()}
-    return {stream: min([begins[stream], *found]) for stream, found in firsts.items()}
-
-
-def _find_superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored], table: Table | None) -> set[str]:
-    """Return the blocks whose messages are also elsewhere, or were until retention removed them.
-
-    Their writers gave these blocks up without an ack, and wrote the entry after the block was deleted as a leftover.
-    """
-    if not entries:
-        return set()
-    removed = removed_sequences(manifest.removed, table.removed if table else [])
-    covered = coverage([*blocks, *(table.files if table else manifest.table)], removed)
-    return {
-        one.path
-        for one in entries
-        if (known := covered.get(one.stream)) and not Sequences.from_text(one.sequences) - known.held - known.removed
-    }
-
-
-def _is_kept(one: Retired, table: Table | None, listed: set[str], before: float) -> bool:
-    """Return whether a retired object stays in the manifest: until its grace is over, and it is gone *with its entry*.
-
-    An entry that outlived this record would look new, and its rows would be adopted a second time. Table files that
-    format 1 retired stay until a table has taken them over.
-    """
-    if not is_block(one.path):
-        return table is None
-    return one.since >= before or one.path in listed or entry_path(one.path) in listed
-
-
-def _leftovers(named: set[str], listed: set[str], objects: Listing, before: float) -> list[str]:
-    """Return old blocks that neither the manifest nor an entry names: their writers died."""
-    return [
-        one.path
-        for one in objects
-        if is_block(one.path) and one.path not in named and entry_path(one.path) not in listed and one.modified < before
-    ]
-
-
 async def sweep(
     store: Store,
     pointer: HeadPointer,
@@ -227,28 +90,34 @@ async def sweep(
     begins: Mapping[str, int] = NOWHERE,
     trust: Trust = NO_CHECKS,
     outside: bool = False,
+    look: bool = True,
+    indexes: Indexes | None = None,
 ) -> SweepReport:
     """Adopt stored blocks into the manifest, retire those that the table has consumed or that retention removes.
 
-    Then delete leftovers. A sweep may be stopped at any point and run again, or run twice at once: it deletes an object
-    only after the manifest that makes it superfluous is committed. FencedError if this term is over; nothing is deleted
-    then. `begins` are the first sequences of the streams, read before. Entries that `trust` refuses are not adopted:
-    they stay, and are reported like unreadable entries. `outside` tells that the nodes' layout stores blocks outside of
-    `blocks/`; if the manifest names such a block, leftovers are looked for there in any case.
+    With `look`, list the blocks, and delete leftovers and what was retired. A sweep may be stopped at any point and run
+    again, or run twice at once: it deletes an object only after the manifest that makes it superfluous is committed.
+    FencedError if this term is over; nothing is deleted then. `begins` are the first sequences of the streams, read
+    before. Entries that `trust` refuses are not adopted: they stay, and are reported like unreadable entries. `outside`
+    tells that the nodes' layout stores blocks outside of `blocks/`; if the manifest names such a block, leftovers are
+    looked for there in any case. `indexes` keep pages in memory from one sweep to the next.
     """
-    objects = await _list_archive(store, outside)
-    head, manifest = await current(store, pointer, Manifest, now)
-    if not outside and _names_outside(manifest):
-        objects = await _list_archive(store, outside=True)
+    indexes = indexes or Indexes(store)
+    archive = _Archive(store, indexes, table_head, look)
+    objects = await archive.list_objects(outside)
+    head, manifest = await current(store, pointer, Manifest, now, renew=partial(_renew, indexes.blocks))
+    if look and not outside and _names_outside(manifest):
+        objects = await archive.list_objects(outside=True)
         head, manifest = await current(store, pointer, Manifest, now)
-    table, entries, objects, unreadable = await _read_state(store, manifest, table_head, objects)
-    if refused := trust.list_refused(entries):
-        entries, unreadable = [one for one in entries if not trust.list_refused([one])], [*unreadable, *refused]
-    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
+    seen = await archive.read(manifest, objects, retention, now, trust)
+    plan = seen.plan(now, grace, retention, begins)
+    orphans = await find_orphans(indexes.blocks, manifest, objects, now - grace) if look else []
     if plan.manifest is not None:
-        head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))
-    await chain.delete(store, pointer, [*plan.remove_entries, *plan.remove_objects])
-    return _report(plan, head, manifest, table, unreadable)
+        after = msgspec.structs.replace(plan.manifest, leader=node)
+        head, manifest = await commit(indexes.blocks, pointer, head, seen.manifest, after, now=now, grace=grace)
+    await chain.delete(store, pointer, [*plan.remove_entries, *plan.remove_objects, *orphans])
+    table = seen.table or await ensure_index(indexes.files, first_table(manifest))
+    return _report(plan, head, seen, manifest, table, len(orphans))
 
 
 async def preview(
@@ -262,54 +131,179 @@ async def preview(
     outside: bool = False,
 ) -> Preview:
     """Return what leaders would do now; it changes nothing. `outside` as in `sweep`."""
-    objects = await _list_archive(store, outside)
+    archive = _Archive(store, Indexes(store), table_head, look=True)
+    objects = await archive.list_objects(outside)
     manifest = await chain.read(store, await manifest_head(), Manifest)
     if not outside and _names_outside(manifest):
-        objects = await _list_archive(store, outside=True)
+        objects = await archive.list_objects(outside=True)
         manifest = await chain.read(store, await manifest_head(), Manifest)
-    table, entries, objects, _ = await _read_state(store, manifest, table_head, objects)
-    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
-    blocks = [*(plan.manifest or manifest).blocks, *(one.object for one in plan.expired)]
-    files = {one.path: one for one in (table.files if table else manifest.table)}
-    expired = retention.find_expired([*blocks, *files.values()], now)
-    return Preview(plan, [one for one in expired if one.object.path in files], {one.path for one in manifest.retired})
+    seen = await archive.read(await ensure_index(archive.indexes.blocks, manifest), objects, retention, now, NO_CHECKS)
+    plan = seen.plan(now, grace, retention, NOWHERE)
+    files = seen.table.files if seen.table else seen.manifest.table
+    blocks = [*(plan.manifest or seen.manifest).blocks, *(one.object for one in plan.expired)]
+    expired = retention.find_expired([*blocks, *files], now, elsewhere=seen.rest.bytes)
+    ours = {one.path for one in files}
+    return Preview(plan, [one for one in expired if one.object.path in ours], {one.path for one in manifest.retired})
 
 
-async def _list_archive(store: Store, outside: bool) -> Listing:
-    """List the archive in the order that plan_sweep needs."""
-    return await list_blocks(store, outside=outside) + await store.list(ENTRIES) + await store.list(Manifest.FOLDER)
+@dataclass(frozen=True)
+class _Seen:
+    """What a sweep has read: the documents with the objects that it may change in their lists, and the rest."""
+
+    manifest: Manifest
+    table: Table | None
+    entries: list[Stored]
+    objects: Listing
+    unreadable: list[str]
+    rest: Rest
+    look: bool
+
+    def plan(self, now: float, grace: float, retention: Retention, begins: Mapping[str, int]) -> SweepPlan:
+        return plan_sweep(
+            self.manifest,
+            self.table,
+            self.entries,
+            self.objects,
+            now=now,
+            grace=grace,
+            retention=retention,
+            begins=begins,
+            rest=self.rest,
+            look=self.look,
+        )
+
+
+@dataclass(frozen=True)
+class _Archive:
+    """Reads what a sweep needs of an archive."""
+
+    store: Store
+    indexes: Indexes
+    table_head: HeadReader
+    look: bool
+
+    async def list_objects(self, outside: bool) -> Listing:
+        """List the archive in the order that plan_sweep needs."""
+        found = await list_blocks(self.store, outside=outside) if self.look else []
+        for folder in (ENTRIES, Manifest.FOLDER, *((Manifest.PAGES,) if self.look else ())):
+            found += await self.store.list(folder)
+        return found
+
+    async def read(self, manifest: Manifest, objects: Listing, retention: Retention, now: float, trust: Trust) -> _Seen:
+        """Return the documents with the objects that a sweep may change, and the entries that were listed."""
+        compacted = await self.table_head()
+        table = None if compacted is None else await chain.read(self.store, compacted, Table)
+        table = await ensure_index(self.indexes.files, table) if table else None
+        entries, unreadable = await _read(self.store, _unknown_entries(manifest, objects))
+        if refused := trust.list_refused(entries):
+            entries = [one for one in entries if not trust.list_refused([one])]
+            unreadable = [*unreadable, *refused]
+        blocks = self.indexes.blocks
+        adopted = [*(await blocks.find(manifest.index, map(place_of, entries))).values()]
+        known = {one.path for one in adopted}
+        fresh = [one for one in entries if one.path not in known]
+        listed = {one.path for one in objects}
+        overtaken = await find_existing(self.store, [one for one in fresh if one.path not in listed])
+        objects = [*objects, *(ObjectInfo(one.path, one.bytes, now) for one in overtaken)]
+        listed |= {one.path for one in overtaken}
+        consumed = await self._find_consumed(manifest, table)
+        adding = [one for one in fresh if one.path in listed]
+        expiring = await self._find_expiring(manifest, table, retention, now, adding, consumed)
+        loaded = {one.path: one for one in [await blocks.whole(one) for one in adopted]}
+        loaded |= {one.path: one for part in (consumed, expiring.objects[0]) for one in part}
+        if table:
+            table = table.with_listed(expiring.objects[1])
+        gone = {one.stream for one in fresh if one.path not in listed}
+        rest = Rest(
+            held={stream: await self._held(manifest, table, stream) for stream in sorted(gone)},
+            lowest=await self._read_lowest(manifest, table),
+            bytes=expiring.elsewhere,
+            paths=await read_paths(blocks, manifest) if self.look else (),
+            needed=await self._find_needed(manifest, table) if self.look else {},
+        )
+        return _Seen(manifest.with_listed([*loaded.values()]), table, entries, objects, unreadable, rest, self.look)
+
+    async def _find_consumed(self, manifest: Manifest, table: Table | None) -> list[Stored]:
+        """Return the adopted blocks that the table has consumed; none after a sweep that has let them go."""
+        if table is None or table.number == manifest.of_table:
+            return []
+        blocks = self.indexes.blocks
+        places = [one for one in table.consumed if not isinstance(one, str)]
+        found = [*(await blocks.find(manifest.index, places)).values()]
+        if paths := {one for one in table.consumed if isinstance(one, str)}:  # a table of an earlier format
+            found += [one async for part in blocks.scan(manifest.index) for one in part if one.path in paths]
+        return [await blocks.whole(one) for one in found]
+
+    async def _find_expiring(
+        self,
+        manifest: Manifest,
+        table: Table | None,
+        retention: Retention,
+        now: float,
+        adding: list[Stored],
+        consumed: list[Stored],
+    ) -> Expiring:
+        sources = [(self.indexes.blocks, manifest.index), (self.indexes.files, table.index if table else Version())]
+        adding = adding if table else [*adding, *manifest.table]
+        return await find_expiring(retention, sources, now, adding=adding, left_out=consumed)
+
+    async def _read_lowest(self, manifest: Manifest, table: Table | None) -> dict[str, int]:
+        """Return the lowest sequence in the indexes of each stream of which something was removed."""
+        removed = {one.stream for one in (*manifest.removed, *(table.removed if table else ()))}
+        lowest: dict[str, int] = {}
+        for index, version in ((self.indexes.blocks, manifest.index), *self._of_files(table)):
+            for stream in removed & version.streams.keys():
+                first = await read_lowest(version.streams[stream].held, index.set_page)
+                lowest[stream] = min(lowest.get(stream, MAXIMUM), MAXIMUM if first is None else first)
+        return lowest
+
+    async def _find_needed(self, manifest: Manifest, table: Table | None) -> dict[str, float]:
+        """Return what the table shows to other engines (see `Rest`); all retired blocks if the table is too old."""
+        if manifest.of_table > (table.number if table else 0):
+            return {one.path: math.inf for one in manifest.retired}
+        if table is None:
+            return {}
+        shown = [one.path async for part in self.indexes.files.scan(table.shown) for one in part]
+        held = [path for one in table.iceberg.values() for path in one.list_held()]
+        return {one.path: one.since for one in table.retired} | dict.fromkeys([*shown, *held], math.inf)
+
+    def _of_files(self, table: Table | None) -> list[tuple[Index, Version]]:
+        return [(self.indexes.files, table.index)] if table else []
+
+    async def _held(self, manifest: Manifest, table: Table | None, stream: str) -> Sequences:
+        held = await held_of(self.indexes.blocks, manifest.index, stream)
+        return held | await held_of(self.indexes.files, table.index, stream) if table else held
+
+
+async def _renew(index: Index, manifest: Manifest) -> tuple[Manifest, Mapping[str, bytes]]:
+    outside = any(is_outside(one.path) for one in manifest.blocks)
+    renewed, pages = await renew(index, manifest)
+    return msgspec.structs.replace(renewed, outside=manifest.outside or outside), pages
 
 
 def _names_outside(manifest: Manifest) -> bool:
-    return any(is_outside(path) for path in manifest.list_paths())
+    paths = [*(one.path for one in manifest.blocks), *(one.path for one in manifest.retired)]
+    return manifest.outside or any(map(is_outside, paths))
 
 
-async def _read_state(
-    store: Store, manifest: Manifest, table_head: HeadReader, objects: Listing
-) -> tuple[Table | None, list[Stored], Listing, list[str]]:
-    """Return the table, the new entries, the completed listing, and the problems of unreadable entries."""
-    compacted = await table_head()
-    table = None if compacted is None else await chain.read(store, compacted, Table)
-    entries, unreadable = await _read(store, _unknown_entries(manifest, objects))
-    return table, entries, objects + await _list_overtaken(store, entries, objects), unreadable
+async def find_existing(store: Store, blocks: Sequence[Stored]) -> list[Stored]:
+    """Return the blocks that exist. The writer of a block that does not exist gave it up without an ack."""
 
+    async def exists(one: Stored) -> bool:
+        try:
+            await store.get_range(one.path, 0, 1)
+        except NotStoredError:
+            return False
+        return True
 
-async def _list_overtaken(store: Store, entries: Iterable[Stored], objects: Listing) -> Listing:
-    """List again blocks that were not listed although their entries were: most of them are stored by now."""
-    listed = {one.path for one in objects}
-    found: Listing = []
-
-    async def look(path: str) -> None:
-        found.extend(one for one in await store.list(path) if one.path == path)
-
-    await map_concurrently([one.path for one in entries if one.path not in listed], look, at_once=REQUESTS_AT_ONCE)
-    return found
+    found = await map_concurrently(blocks, exists, at_once=REQUESTS_AT_ONCE)
+    return [one for one, is_there in zip(blocks, found, strict=True) if is_there]
 
 
 def _unknown_entries(manifest: Manifest, objects: Listing) -> Listing:
-    """Return the listed entries whose block is not in the manifest: only these are read."""
-    known = manifest.list_paths()
-    return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
+    """Return the listed entries whose block is not retired: only these are read."""
+    retired = {one.path for one in manifest.retired}
+    return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in retired]
 
 
 async def read_entries(store: Store) -> tuple[list[Stored], list[str]]:
@@ -347,20 +341,19 @@ async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored
     return entries, sorted(unreadable)
 
 
-def _report(plan: SweepPlan, head: Head, before: Manifest, table: Table | None, unreadable: list[str]) -> SweepReport:
-    after = plan.manifest or before
+def _report(plan: SweepPlan, head: Head, seen: _Seen, after: Manifest, table: Table, orphans: int) -> SweepReport:
     added = plan.let_go + len(plan.expired)
     return SweepReport(
         head=head,
-        manifest=msgspec.structs.replace(after, number=head.number, token=head.token),
+        manifest=after,
         table=table,
         adopted=len(plan.adopt),
         messages=sum(one.count for one in plan.adopt),
         let_go=plan.let_go,
         expired=len(plan.expired),
-        forgotten=len(before.retired) + added - len(after.retired),
+        forgotten=len(seen.manifest.retired) + added - len(after.retired),
         removed_entries=len(plan.remove_entries),
-        removed_objects=len(plan.remove_objects),
+        removed_objects=len(plan.remove_objects) + orphans,
         dangling=plan.dangling,
-        unreadable=unreadable,
+        unreadable=seen.unreadable,
     )

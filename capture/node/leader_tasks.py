@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,27 +13,27 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from capture.archive import chain
-from capture.archive.coverage import Coverage, coverage
+from capture.archive.coverage import Coverage, read_coverage
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
-from capture.archive.iceberg_state import Expiry, archive_location, base_location, is_reachable, table_states
-from capture.archive.picture import Picture
+from capture.archive.iceberg_state import CatalogState, table_states
+from capture.archive.index.contents import Indexes
 from capture.archive.recording import record
-from capture.archive.retention import EVERYTHING, Retention
-from capture.archive.table import Exposure, Table, first_table
+from capture.archive.retention import EVERYTHING, removed_sequences
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, FencedError, NotSweptError
-from capture.ingest.board import ArchiveState, Board, StreamState, disagreement, server_time
+from capture.ingest.board import ArchiveState, Board, StreamState, server_time
 from capture.ingest.layout import is_outside_blocks
 from capture.maintenance.compaction import CompactReport, compact
-from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.engine import Engine
+from capture.maintenance.fresh import FreshTable
 from capture.maintenance.read_back import read_back
-from capture.maintenance.schedule import AT_ONCE, Schedule
+from capture.maintenance.schedule import AT_ONCE, Rounds, Schedule
 from capture.maintenance.sweep import SweepReport, sweep
+from capture.maintenance.table_commits import Leading, Turns
+from capture.node.exposure import CatalogKeeper, LoadedExposure, UserCatalog
+from capture.node.fresh_keeper import FRESH, FreshKeeper
 from capture.node.heal import Healer, StoreMessages, read_held_since
+from capture.node.leader_rules import location, policy, read_rule, retention
 from capture.spark import SparkDriver
 from capture.status.progress import Progress, read_progress
 from capture.stores import Store
@@ -48,65 +49,6 @@ SWEPT_WITHIN = 1.0  # seconds between two checks whether the sweep's leader has 
 SWEEPING, RECORDS, COMPACTS = "sweep", "recording of what a restore needs", "compaction"
 """The names of the tasks in messages about failures."""
 SHOWN = 20  # paths of each kind that are published; the others are only counted
-
-
-def policy(config: CaptureConfig) -> Policy:
-    """Return the compaction's rules."""
-    wanted = config.compaction
-    return Policy(
-        target_bytes=wanted.target_bytes,
-        min_files=wanted.min_files,
-        max_wait=wanted.max_wait,
-        max_groups=wanted.max_groups,
-        max_bytes=wanted.max_bytes,
-        encrypted=config.keys() is not None,
-        encrypted_only=config.encrypted_only,
-        decrypt=wanted.decrypt,
-        distinct=wanted.distinct,
-    )
-
-
-@dataclass
-class LoadedExposure:
-    """Publishes the table for other engines, as an Iceberg table; loads the code for it with the first file.
-
-    That takes a second of imports and 65 MiB, and most leaders of a compaction do not need it.
-    """
-
-    store: Store
-    rule: Expiry
-    node: str
-    _loaded: Exposure | None = None
-
-    def is_due(self, table: Table, now: float) -> bool:
-        """Return whether the published table must change. A table that has files was announced before."""
-        return self._loaded is not None and self._loaded.is_due(table, now)
-
-    async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Write the metadata of the table that will be committed next; return the table with pointers to them."""
-        loaded = await self._for(table)
-        return await loaded.expose(store, table, token=token, now=now) if loaded else table
-
-    async def announce(self, store: Store, table: Table) -> None:
-        """Announce a committed table to readers that do not read the head."""
-        if loaded := await self._for(table):
-            await loaded.announce(store, table)
-
-    async def _for(self, table: Table) -> Exposure | None:
-        if self._loaded is None and (table.files or table.iceberg) and is_reachable(self.store, self.rule.location):
-            self._loaded = await asyncio.to_thread(_exposer, self.store, self.rule, self.node)
-        return self._loaded
-
-
-def _exposer(store: Store, rule: Expiry, node: str) -> Exposure:
-    from capture.iceberg import Exposer  # see LoadedExposure
-
-    return Exposer(store, rule, node=node)
-
-
-def retention(config: CaptureConfig) -> Retention:
-    """Return the retention rules."""
-    return Retention(config.retention, config.limits.interval)
 
 
 @dataclass
@@ -126,21 +68,32 @@ class Duty:
     failing: dict[str, str] = field(default_factory=dict)
     store_messages: StoreMessages | None = None  # stores messages as this node stores delivered ones
     elapsed: Callable[[], float] = time.monotonic
+    catalog: CatalogKeeper | None = None  # of the user, while this node leads the compaction
+    _exposure: LoadedExposure | None = field(default=None, init=False, repr=False)
+
+    @property
+    def catalogs(self) -> list[CatalogState]:
+        """The entries that this node sets in the user's catalog."""
+        return [one for _, one in sorted(self.catalog.states.items())] if self.catalog else []
 
     @property
     def location(self) -> str:
         """The archive's URL as this node writes it into the table's metadata."""
-        return archive_location(self.store, self.config.table.location)
+        return location(self.store, self.config)
 
     async def sweep(self, term: Term) -> None:
         """Sweep until the term ends. Raises LeadershipLostError at its end."""
         sweeps, recording = Sweeps(self, term), TermHead(term, RECORDING, self.config.signer())
         async with self._forget_failures_of(SWEEPING, RECORDS):
+            recorded = -math.inf
             while True:
                 term.check()
                 await self._attempt(SWEEPING, sweeps.run())
-                await self._attempt(RECORDS, self.write_recording(recording))
-                await asyncio.sleep(self.config.sweep.every)
+                every, now = self.config.sweep.every, self.elapsed()
+                if now - recorded >= every:
+                    await self._attempt(RECORDS, self.write_recording(recording))
+                    recorded = now
+                await asyncio.sleep(min(every, self.config.table.fresh or every))
 
     async def compact(self, term: Term) -> None:
         """Compact in every slot until the term ends. Raises LeadershipLostError at its end.
@@ -150,19 +103,45 @@ class Duty:
         head = TermHead(term, COMPACTION, self.config.signer())
         options, key_file = self.config.spark.options(), self.config.key_file
         driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file)
-        async with self._forget_failures_of(COMPACTS), driver as engine:
+        rounds = Rounds(Indexes(self.store), self.config.sweep.grace, self.elapsed)
+        fresh = self._keep_fresh(head, turns := Turns(), rounds.indexes)
+        async with self._forget_failures_of(COMPACTS, FRESH), self.keep_catalog(), driver as engine, fresh.scope():
             while True:
                 term.check()
                 slots = self.config.compaction.schedule()
                 try:
-                    done = await self._attempt(COMPACTS, self.compact_once(head, engine, slots))
+                    run = self.compact_once(head, engine, fresh.schedule(slots), rounds, turns)
+                    done = await self._attempt(COMPACTS, run)
                 except NotSweptError:
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
                 if done is None or not done.groups:  # otherwise the slot may have more
                     now = self.clock()
                     pause = slots.next(now) - now
-                    await asyncio.sleep(min(pause, RETRY) if done is None else pause)
+                    await fresh.pause(min(pause, RETRY) if done is None else pause)
+
+    def _keep_fresh(self, head: TermHead, turns: Turns, indexes: Indexes) -> FreshKeeper:
+        async def lead() -> Leading:
+            exposure = self._exposure or await self._expose()
+            return Leading(self.store, indexes, head, exposure, self.node, self.config.sweep.grace)
+
+        return FreshKeeper(
+            FreshTable(turns, SWEEP.reader(self.natty, self.config.name), policy(self.config)),
+            lead,
+            every=lambda: self.config.table.fresh,
+            attempt=self._attempt,
+            clock=self.clock,
+        )
+
+    @contextlib.asynccontextmanager
+    async def keep_catalog(self) -> AsyncIterator[None]:
+        """While the body runs, keep the entries in the user's catalog, if there is one, at the committed table."""
+        if not self.config.table.catalog.type:
+            yield
+            return
+        self.catalog = CatalogKeeper(UserCatalog(self.store, self.config), self.failing, clock=self.clock)
+        async with self.catalog.scope():
+            yield
 
     @contextlib.asynccontextmanager
     async def _forget_failures_of(self, *works: str) -> AsyncIterator[None]:
@@ -204,8 +183,16 @@ class Duty:
             of_manifest=manifest.number if manifest else 0,
         )
 
-    async def compact_once(self, head: TermHead, engine: Engine, slots: Schedule = AT_ONCE) -> CompactReport:
+    async def compact_once(
+        self,
+        head: TermHead,
+        engine: Engine,
+        slots: Schedule = AT_ONCE,
+        rounds: Rounds | None = None,
+        turns: Turns | None = None,
+    ) -> CompactReport:
         """Compact what is due. Raises FencedError, NotSweptError, CaptureError, NattyError."""
+        rounds = rounds or Rounds(Indexes(self.store), self.config.sweep.grace, self.elapsed)
         done = await compact(
             self.store,
             head,
@@ -216,10 +203,14 @@ class Duty:
             grace=self.config.sweep.grace,
             node=self.node,
             retention=retention(self.config),
-            exposure=LoadedExposure(self.store, await self._rule(), self.node),
+            exposure=await self._expose(),
             schedule=slots,
             check=partial(read_back, keys=self.config.keys()),
+            look=rounds.begin(),
+            indexes=rounds.indexes,
+            turns=turns,
         )
+        rounds.objects = done.files
         if done.expired:
             log.info(
                 "%s: retention removes %s",
@@ -236,27 +227,13 @@ class Duty:
             log.warning(text, done.conflicts, extra={"action": "schema"})
         return done
 
-    async def _rule(self) -> Expiry:
-        """Return `[table]`, with the table's present location while the nodes disagree on it.
-
-        Metadata contain absolute paths: otherwise each new leader would rewrite them all, and the table would lose its
-        history.
-        """
-        differing = await self._find_difference()
-        if not differing:
-            return self.config.table
-        log.error("the table stays where it is: %s", differing, extra={"action": "locations_differ"})
-        head = await COMPACTION.reader(self.natty, self.config.name)()
-        table = Table() if head is None else await chain.read(self.store, head, Table)
-        return msgspec.structs.replace(self.config.table, location=base_location(table.iceberg) or self.location)
-
-    async def _find_difference(self) -> str:
-        """Return how the nodes differ in the archive's location, or why that is unknown; "" if they agree."""
-        try:
-            said = (await Board(self.natty, self.config.name).read()).locations
-        except (CaptureError, NattyError) as error:
-            return f"its location for other nodes is not known: {error}"
-        return disagreement({**said, self.node: self.location})
+    async def _expose(self) -> LoadedExposure:
+        """Return the last run's exposure, which has Iceberg's recent files in memory, unless the rule has changed."""
+        rule = await read_rule(self.natty, self.store, self.config, self.node)
+        if self._exposure is None or self._exposure.rule != rule:
+            self._exposure = LoadedExposure(self.store, rule, self.node)
+        self._exposure.catalog = self.catalog
+        return self._exposure
 
     async def _earlier_time(self) -> float:
         """Return the earlier of our time and the server's, so that nothing expires early because one clock is ahead."""
@@ -275,6 +252,7 @@ class Sweeps:
         self._since = duty.clock()
         self._streams = {duty.config.stream}
         self._covered: dict[tuple[int, int], dict[str, Coverage]] = {}  # of the last manifest and table
+        self._rounds = Rounds(Indexes(duty.store), duty.config.sweep.grace, duty.elapsed)
         self._logged: set[str] = set()
         self._healer = Healer(
             duty.natty,
@@ -311,7 +289,10 @@ class Sweeps:
             begins={one.stream: one.first for one in progress},
             trust=config.trust(),
             outside=is_outside_blocks(config.layout),
+            look=self._rounds.begin(),
+            indexes=self._rounds.indexes,
         )
+        self._rounds.objects = report.manifest.index.objects
         await duty.store.remove_leftovers(config.sweep.grace, now)
         captured = await self._read_streams(report, progress)
         state = self._state(report, captured, now, elapsed() - began)
@@ -320,12 +301,14 @@ class Sweeps:
 
     async def _read_streams(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
         """Return how far each stream is captured, if the server reports it. Store messages that no node has stored."""
-        picture = picture_of(report)
-        if picture.manifest.of_table > picture.table.number:  # the sweep has read an older table
+        manifest, table, indexes = report.manifest, report.table, self._rounds.indexes
+        if manifest.of_table > table.number:  # the sweep has read an older table
             return [one.state(None, None) for one in progress]
-        numbers = picture.manifest.number, picture.table.number
+        numbers = manifest.number, table.number
         if numbers not in self._covered:
-            self._covered = {numbers: coverage([*picture.blocks, *picture.files], picture.removed)}
+            removed = removed_sequences(manifest.removed, table.removed)
+            blocks, files = (indexes.blocks, manifest.index), (indexes.files, table.index)
+            self._covered = {numbers: await read_coverage(blocks, files, removed)}
         covered = self._covered[numbers]
         self._streams |= set(covered)
         return [await self._healer.state(one, covered.get(one.stream, Coverage())) for one in progress]
@@ -340,13 +323,13 @@ class Sweeps:
 
     def _state(self, report: SweepReport, streams: list[StreamState], swept: float, seconds: float) -> ArchiveState:
         """Return the archive's state after a sweep at `swept` (Unix seconds) that took `seconds`."""
-        duty, picture = self._duty, picture_of(report)
-        table, removed = picture.table, [*picture.manifest.removed, *picture.table.removed]
+        duty, manifest, table = self._duty, report.manifest, report.table
+        removed = [*manifest.removed, *table.removed]
         return ArchiveState(
-            manifest=picture.manifest.number,
-            blocks=len(picture.blocks),
-            messages=sum(one.count for one in picture.blocks),
-            bytes=sum(one.bytes for one in picture.blocks),
+            manifest=manifest.number,
+            blocks=manifest.index.objects,
+            messages=manifest.index.messages,
+            bytes=manifest.index.stored_bytes,
             adopted=report.adopted,
             unadopted=len(report.dangling) + len(report.unreadable),
             let_go=report.let_go,
@@ -355,9 +338,9 @@ class Sweeps:
             dangling=report.dangling[:SHOWN],
             unreadable=report.unreadable[:SHOWN],
             table=table.number,
-            files=len(table.files),
-            rows=sum(one.count for one in table.files),
-            table_bytes=sum(one.bytes for one in table.files),
+            files=table.index.objects,
+            rows=table.index.messages,
+            table_bytes=table.index.stored_bytes,
             compacted=table.created or None,
             compactor=table.leader,
             removed_objects=sum(one.objects for one in removed),
@@ -389,8 +372,3 @@ class Sweeps:
                 if sentence not in self._logged:
                     log.log(level, "the sweep found: %s", sentence, extra={"action": "sweep_found"})
         self._logged = {*errors, *unpublished, *notes}
-
-
-def picture_of(report: SweepReport) -> Picture:
-    """Return the archive after a sweep, with the table that the sweep has read."""
-    return Picture(report.manifest, report.table or first_table(report.manifest))

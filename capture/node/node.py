@@ -198,6 +198,7 @@ class Node:
                     *self._describe_refusals(),
                 )
             ],
+            catalogs=self._duty.catalogs if self._duty else [],
         )
 
     def _describe_refusals(self) -> list[str]:

@@ -11,7 +11,7 @@ import tempfile
 from asyncio import to_thread
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,18 @@ from capture.archive.stored_formats import is_open
 from capture.errors import QueryError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.record import text_or_none
-from capture.reading.arrowfs import StoreFiles
+from capture.reading.arrowfs import SmallObjects, StoreFiles
 from capture.reading.ddl import fields, quote
 from capture.reading.merge import merge_shares
 from capture.reading.shares import Share, plan_shares
+from capture.reading.spool import translate_spill_errors
 from capture.spark.protocol import DEFAULT_LIMIT, Rows
 from capture.stores import Store
 from capture.stores.stored_file import Ranges
 
 VIEW = "messages"
+TAIL_BYTES = 64 << 20
+"""Rows of a stream that are kept in memory; more are kept in a temporary file."""
 SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": False,  # no downloads
     "autoload_known_extensions": False,
@@ -54,25 +57,31 @@ async def query(
     keys: Keys | None = None,
     limit: int = DEFAULT_LIMIT,
     contents: Ranges | None = None,
+    tail: AsyncGenerator[pa.RecordBatch, None] | None = None,
 ) -> Rows:
     """Run a query on the view `messages`: every message of these objects, once.
 
     `payload_schema` adds fields of the payload as columns (`capture.reading.ddl`), null where a payload has no such
     field. They hide columns of the envelope with the same name. Plain Parquet is read from `contents` if it is given,
-    otherwise from the store. QueryError if DuckDB refuses the query; the errors of `reading.merge.merge_shares`.
+    otherwise from the store. `tail` yields more messages, which no object holds. QueryError if DuckDB refuses the
+    query; the errors of `reading.merge.merge_shares`, and those of `tail`.
     """
     plan = plan_shares(objects)
     as_they_are = [share for share in plan if _is_readable(share)]
     with tempfile.TemporaryDirectory(prefix="capture-") as folder:
         rest = await _merge_rest(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
         plain = [share.stored for share in as_they_are]
-        files = StoreFiles(contents or store, {one.path: one.bytes for one in plain})
-        tables = {"_as_they_are": _dataset(files, plain), "_rest": rest}
-        try:
-            return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
-        except QueryError as error:
-            failed, files.failed = files.failed, None
-            raise failed or error from None
+        sizes = {one.path: one.bytes for one in plain}
+        async with SmallObjects(contents or store, sizes) as ranges:
+            files = StoreFiles(ranges, sizes)
+            tables = {"_as_they_are": _dataset(files, plain), "_rest": rest}
+            if tail is not None:
+                tables["_tail"] = await _keep(tail, Path(folder) / "tail.arrow")
+            try:
+                return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
+            except QueryError as error:
+                failed, files.failed = files.failed, None
+                raise failed or error from None
 
 
 def _is_readable(share: Share) -> bool:
@@ -92,6 +101,29 @@ async def _merge_rest(store: Store, plan: Sequence[Share], folder: Path, keys: K
                 async for batch in batches:
                     await to_thread(writer.write_batch, batch)
     return ds.dataset(files, schema=SCHEMA, format=ds.ParquetFileFormat()) if files else _empty_dataset()
+
+
+async def _keep(tail: AsyncGenerator[pa.RecordBatch, None], path: Path) -> ds.Dataset:
+    """Return these rows as a table: in memory, or in a file from TAIL_BYTES on."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    async with aclosing(tail):
+        async for batch in tail:
+            held.append(batch)
+            size += batch.nbytes
+            if size >= TAIL_BYTES:
+                await _spill(held, tail, path)
+                return ds.dataset(str(path), schema=SCHEMA, format="ipc")
+    return ds.dataset(pa.Table.from_batches(held, SCHEMA))
+
+
+async def _spill(held: list[pa.RecordBatch], rest: AsyncGenerator[pa.RecordBatch, None], path: Path) -> None:
+    with translate_spill_errors(), pa.ipc.new_file(path, SCHEMA) as file:
+        for batch in held:
+            await to_thread(file.write_batch, batch)
+        held.clear()
+        async for batch in rest:
+            await to_thread(file.write_batch, batch)
 
 
 def _dataset(files: StoreFiles, objects: Sequence[Stored]) -> ds.Dataset:

@@ -10,20 +10,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
 from capture.formats.envelope import to_table
+from capture.ingest.direct_get import GIVE_UP
 from capture.ingest.record import Records
 from capture.ingest.source import stream_info
+from capture.ingest.stream_range import WORK_QUEUE, StreamFacts, StreamRange, read_range
 from natty import Batch, Natty, StreamNotFoundError
-from natty.config.units import parse_time
 from natty.errors import ConnectionClosedError
-from natty.jetstream import StoredMessage
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 
 READ_AHEAD = 8192  # messages
-AT_ONCE = 64  # concurrent requests for messages of a work queue
 POLL = 0.25  # seconds between two requests for the state of a work queue
-WORK_QUEUE = "workqueue"
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,18 @@ async def read_live(
 ) -> AsyncGenerator[Seen, None]:
     """Yield what the stream holds after a sequence: up to its last one in `info`, or without end with `follow`.
 
-    A work queue allows no second consumer, so its messages are read one by one. CaptureError if the stream is created
-    again, or is reset to an earlier state, meanwhile; StreamNotFoundError if it is deleted.
+    CaptureError if the stream is created again, or is reset to an earlier state, meanwhile; StreamNotFoundError if it
+    is deleted.
     """
-    last = info["state"]["last_seq"]
-    if info["config"]["retention"] == WORK_QUEUE:
-        steps = _read_one_by_one(natty, stream, info, after, follow)
+    if not follow:
+        steps = _read_to_end(natty, info, after)
+    elif info["config"]["retention"] == WORK_QUEUE:
+        steps = _poll(natty, info, after)
     else:
-        steps = _read(natty, stream, info, after)
+        steps = _follow(natty, stream, info, after)
     async with aclosing(steps):
         async for seen in steps:
             yield seen
-            if not follow and seen.upto >= last:
-                return
 
 
 def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
@@ -63,7 +61,64 @@ def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
         )
 
 
-async def _read(natty: Natty, stream: str, info: dict[str, Any], after: int) -> AsyncGenerator[Seen, None]:
+def check_end(stream: str, archived: Sequences, last: int) -> None:
+    """Raise CaptureError if the archive holds later messages than the stream has ever had; its last one is `last`."""
+    if archived and archived.last > last:
+        raise CaptureError(
+            f"the archive holds {stream} up to {archived.last:,}, but the stream ends at"
+            f" {last:,}: it was restored to an earlier state"
+        )
+
+
+async def check_unchanged(natty: Natty, stream: StreamFacts) -> None:
+    """Raise CaptureError if the stream was created again, or restored to an earlier state, since these facts.
+
+    Like direct gets it waits GIVE_UP for a server that is restarted.
+    """
+    info = await stream_info(natty, stream.name, timeout=GIVE_UP)
+    check_same(stream.name, stream.created, info)
+    if (last := info["state"]["last_seq"]) < stream.last:
+        raise CaptureError(
+            f"stream {stream.name} ends at {last:,}, and it ended at {stream.last:,} before: it was restored to an"
+            f" earlier state while it was read"
+        )
+
+
+async def read_checked(natty: Natty, wanted: StreamRange) -> AsyncGenerator[Records[None], None]:
+    """Yield the messages of a range, as `read_range`. CaptureError if the stream is not the same one any more.
+
+    That is checked after each answer, so no message of another stream is yielded.
+    """
+    async with aclosing(read_range(natty, wanted)) as each:
+        async for messages in each:
+            await check_unchanged(natty, wanted.stream)
+            if len(messages):
+                yield messages
+    await check_unchanged(natty, wanted.stream)
+
+
+async def _read_to_end(natty: Natty, info: dict[str, Any], after: int) -> AsyncGenerator[Seen, None]:
+    stream = StreamFacts.of(info)
+    async with aclosing(read_checked(natty, StreamRange(stream, after + 1, stream.last))) as each:
+        async for messages in each:
+            yield Seen(messages.sequences[-1], rows_of(messages))
+    yield Seen(stream.last)
+
+
+async def _poll(natty: Natty, info: dict[str, Any], after: int) -> AsyncGenerator[Seen, None]:
+    """Read a work queue, which allows no second consumer, without end."""
+    while True:
+        async with aclosing(_read_to_end(natty, info, after)) as steps:
+            async for seen in steps:
+                yield seen
+                after = seen.upto
+        await asyncio.sleep(POLL)
+        created, stream = info["created"], info["config"]["name"]
+        info = await stream_info(natty, stream)
+        check_same(stream, created, info)
+
+
+async def _follow(natty: Natty, stream: str, info: dict[str, Any], after: int) -> AsyncGenerator[Seen, None]:
     reader = Ordered(natty.jetstream, stream, OrderedOptions(start=after + 1, max_messages=READ_AHEAD))
     begun, last = False, info["state"]["last_seq"]
     async with aclosing(reader.__aiter__()) as steps:
@@ -71,7 +126,7 @@ async def _read(natty: Natty, stream: str, info: dict[str, Any], after: int) -> 
             match step:
                 case Batch():
                     last = step.sequences[-1]
-                    yield Seen(last, _rows(Records.of(step)))
+                    yield Seen(last, rows_of(Records.of(step)))
                 case CaughtUp():
                     yield Seen(last)
                 case Began() if begun:
@@ -86,38 +141,7 @@ async def _read(natty: Natty, stream: str, info: dict[str, Any], after: int) -> 
     raise ConnectionClosedError(f"the connection was closed while stream {stream} was read")
 
 
-async def _read_one_by_one(
-    natty: Natty, stream: str, info: dict[str, Any], after: int, follow: bool
-) -> AsyncGenerator[Seen, None]:
-    while True:
-        last = info["state"]["last_seq"]
-        while after < last:
-            upto = min(after + AT_ONCE, last)
-            found = await asyncio.gather(
-                *(natty.jetstream.read(stream, sequence=one) for one in range(after + 1, upto + 1))
-            )
-            messages = [one for one in found if one is not None]
-            yield Seen(upto, _rows(_records(stream, messages)) if messages else None)
-            after = upto
-        yield Seen(last)
-        await asyncio.sleep(POLL)
-        created, info = info["created"], await stream_info(natty, stream)
-        check_same(stream, created, info)
-
-
-def _records(stream: str, messages: list[StoredMessage]) -> Records[Any]:
-    return Records(
-        stream=stream,
-        sequences=[one.sequence for one in messages],
-        times_ns=[parse_time(one.time) for one in messages],
-        subjects=[one.subject.encode() for one in messages],
-        header_blocks=[one.header_block for one in messages],
-        payloads=[one.data for one in messages],
-        deliveries=[1] * len(messages),
-        values=[None] * len(messages),
-    )
-
-
-def _rows(records: Records[Any]) -> pa.RecordBatch:
+def rows_of(records: Records[Any]) -> pa.RecordBatch:
+    """Return messages, at least one, as rows of the envelope."""
     (batch,) = to_table(records).combine_chunks().to_batches()
     return batch

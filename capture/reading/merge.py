@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 
 from capture.archive.chain import Document, Head, HeadReader, latest_offline
 from capture.archive.encryption import Keys
 from capture.archive.heads import COMPACTION, SWEEP, Office
+from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.sequences import MAXIMUM
 from capture.archive.table import Table
@@ -28,25 +30,29 @@ from capture.archive.trust import NO_CHECKS, Trust, read_trusted
 from capture.errors import ManifestError, NotStoredError
 from capture.formats.batches import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from capture.formats.envelope import SCHEMA
-from capture.maintenance.sweep import read_entries
+from capture.maintenance.sweep import find_existing, read_entries
 from capture.reading.cursor import Cursor, position, read_share
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
 from capture.reading.spool import Room, Spooled, Work, keep, spool
-from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from capture.stores.contract import Store
 from natty import Natty
-from natty.wire.background import map_concurrently
 
 MEMORY_BYTES = 64 << 20
 """The memory of a merge: a quarter each for fetched objects, for decoded pieces, for pieces that are sorted, and for
 the object that is being decoded. What does not fit is in temporary files."""
-AHEAD = 2
-"""Objects that are fetched before they are needed."""
+AHEAD, AHEAD_SMALL = 2, 32
+"""Objects that are fetched before they are needed: of any size, and if together they take half of that quarter."""
 FAN_IN = 8
 """Objects that are open at once, each with a piece. If more overlap, some are merged into one first."""
 SMALLEST_PIECE = 16 << 10  # bytes
 
-Look = Callable[[], Awaitable[list[Stored]]]
-"""Reads again which objects hold the messages of a stream."""
+
+class Look(Protocol):
+    """Reads again which objects hold the messages of a stream."""
+
+    def __call__(self, where: Where = ALL) -> Awaitable[list[Stored]]:
+        """Return those that `where` finds."""
+        ...
 
 
 def make_look(
@@ -64,14 +70,14 @@ def make_look(
             _head_reader(store, natty, archive, COMPACTION, Table),
         )
 
-    async def look() -> list[Stored]:
+    async def look(where: Where = ALL) -> list[Stored]:
+        where = where if not stream else replace(where, stream=stream)
         entries, unreadable = await read_entries(store)  # before the picture: see there
         if unreadable:
             raise ManifestError(unreadable[0])
-        picture = await read_trusted(store, *heads, trust)
-        waiting = [one for one in picture.list_unadopted(entries) if stream in ("", one.stream)]
-        adopted = [one for one in (*picture.files, *picture.blocks) if stream in ("", one.stream)]
-        found = [*adopted, *await _find_existing(store, waiting)]
+        picture = await read_trusted(store, *heads, trust, where)
+        waiting = picture.list_unadopted(entries)
+        found = [*picture.files, *picture.blocks, *await find_existing(store, waiting)]
         trust.check_objects(found)
         return found
 
@@ -86,20 +92,6 @@ def _head_reader(store: Store, natty: Natty, archive: str, office: Office, kind:
         return await committed() or await latest_offline(store, kind)
 
     return read
-
-
-async def _find_existing(store: Store, blocks: list[Stored]) -> list[Stored]:
-    """Return the blocks that exist. The writer of a block that does not exist gave it up without an ack."""
-
-    async def exists(one: Stored) -> bool:
-        try:
-            await store.get_range(one.path, 0, 1)
-        except NotStoredError:
-            return False
-        return True
-
-    found = await map_concurrently(blocks, exists, at_once=REQUESTS_AT_ONCE)
-    return [one for one, is_there in zip(blocks, found, strict=True) if is_there]
 
 
 async def read_stored(
@@ -120,7 +112,7 @@ async def read_stored(
     last, missing = selection.start_sequence - 1, ""
     wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *selection.columns}]
     while True:
-        objects = await look()
+        objects = await look(replace(selection, start_sequence=last + 1).where)
         if missing in {one.path for one in objects}:
             raise NotStoredError(f"there is no {missing} in {store.url}, and the archive still names it")
         plan = shares(objects, replace(selection, start_sequence=last + 1))
@@ -167,7 +159,7 @@ async def merge_shares(
     active = [Cursor(iter([also]), len(also))] if also else []
     worker = ThreadPoolExecutor(1, "capture-merge")  # Arrow reuses freed memory in the same thread only
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
-    async with aclosing(_spool_ahead(store, plan, opener.room, work)) as spooled:
+    async with aclosing(_spool_ahead(store, plan, opener.room, work, memory_bytes // 8)) as spooled:
         try:
             while waiting or active:
                 while waiting and waiting[0].given.first <= min((one.head for one in active), default=MAXIMUM):
@@ -242,19 +234,26 @@ class _Opener:
             cursors = [one for one in cursors if not one.ended]
 
 
-async def _spool_ahead(store: Store, plan: Sequence[Share], room: Room, work: Work) -> AsyncGenerator[Spooled, None]:
-    """Yield the objects of a plan. AHEAD of them are fetched in advance. GoneError."""
-    waiting = deque(plan)
-    fetched: deque[asyncio.Task[Spooled]] = deque()
+async def _spool_ahead(
+    store: Store, plan: Sequence[Share], room: Room, work: Work, ahead_bytes: int
+) -> AsyncGenerator[Spooled, None]:
+    """Yield the objects of a plan. AHEAD are fetched in advance, or AHEAD_SMALL within these bytes. GoneError."""
+    waiting = deque(share.stored for share in plan)
+    fetched: deque[tuple[int, asyncio.Task[Spooled]]] = deque()
     try:
         while waiting or fetched:
-            while waiting and len(fetched) < AHEAD:
-                fetched.append(asyncio.create_task(_fetch(store, waiting.popleft().stored, room, work)))
-            yield await fetched.popleft()
+            size = sum(size for size, _ in fetched)
+            while waiting and len(fetched) < AHEAD_SMALL:
+                size += waiting[0].bytes
+                if len(fetched) >= AHEAD and size > ahead_bytes:
+                    break
+                one = waiting.popleft()
+                fetched.append((one.bytes, asyncio.create_task(_fetch(store, one, room, work))))
+            yield await fetched.popleft()[1]
     finally:
-        for task in fetched:
+        for _, task in fetched:
             task.cancel()
-        for done in await asyncio.gather(*fetched, return_exceptions=True):
+        for done in await asyncio.gather(*(task for _, task in fetched), return_exceptions=True):
             if isinstance(done, Spooled):
                 done.close()
 

@@ -33,6 +33,9 @@ class ReadSettings(TypedDict, total=False):
     """Name of the stream. Default "": the only stream of the archive."""
     natty: Natty | None
     """Client to read from the stream what the archive does not hold, up to its last message. Default None."""
+    live: bool
+    """Read what the archive does not hold from the stream, up to its last message: with `natty`, or with a connection
+    that is opened for it as the configuration or the environment says. Default False: only if `natty` is given."""
     follow: bool
     """Continue with new messages, without end. Default False."""
     start_sequence: int
@@ -68,6 +71,7 @@ class ReadOptions:
 
     stream: str = ""
     natty: Natty | None = None
+    live: bool = False
     follow: bool = False
     start_sequence: CountOrZero = 1
     end_sequence: CountOrZero | None = None
@@ -85,5 +89,7 @@ class ReadOptions:
         check_options(self)
         if self.follow and self.natty is None:
             raise ConfigError("follow needs a connection: give natty")
+        if self.follow and self.live:
+            raise ConfigError("live ends with the stream's last message, follow does not end: give one of them")
         if self.follow and self.until is not None:
             raise ConfigError("follow reads without end: give follow or until, not both")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from datetime import datetime
 from typing import Unpack
@@ -20,9 +20,11 @@ from capture.formats.envelope import EACH, SCHEMA, messages_of
 from capture.ingest.record import Record
 from capture.reading.merge import make_look, read_stored
 from capture.reading.options import ReadOptions, ReadSettings, Where
-from capture.reading.seam import Crossing, Place
+from capture.reading.seam import Crossing
+from capture.reading.search import Place
 from capture.reading.shares import Selection
 from capture.stores import Store, open_store
+from natty import Natty
 from natty.config.options import make_options
 from natty.config.units import nanoseconds_of, parse_time
 
@@ -30,8 +32,9 @@ from natty.config.units import nanoseconds_of, parse_time
 async def read(archive: Where, **options: Unpack[ReadSettings]) -> AsyncGenerator[Record[None], None]:
     """Yield every message of a stream exactly once, in the order of their sequences.
 
-    Blocks and table files are read alike, also while a sweep or a compaction replaces them. Without `natty` it ends
-    with the last stored message.
+    Blocks and table files are read alike, also while a sweep or a compaction replaces them. Without `live` or `natty`
+    it ends with the last stored message. With one of them it ends with the last message that the stream held when the
+    reading began: every message that was acknowledged before is there.
 
     FormatError and CipherError name an object that can't be read or must not be trusted, ManifestError and
     SignatureError a document. DataLossError: see `gaps`. CaptureError if the stream is not the one that was captured,
@@ -48,7 +51,12 @@ async def read_batches(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield Arrow record batches with columns of the envelope (default: all). Many times as fast as `read`."""
     wanted = make_options(ReadOptions, "capture.read", options)
-    async with aclosing(await _batches(archive, wanted, columns)) as batches:
+    async with AsyncExitStack() as stack:
+        if wanted.live and wanted.natty is None:
+            settings = archive.nats if isinstance(archive, CaptureConfig) else {}
+            await require_archive(store_of(archive), wanted.stream)
+            wanted = replace(wanted, natty=await stack.enter_async_context(Natty(**settings)))
+        batches = await stack.enter_async_context(aclosing(await _batches(archive, wanted, columns)))
         async for batch in batches:
             yield batch
 

@@ -8,9 +8,7 @@ when it is read, the reader searches again in the same order.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,50 +16,22 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
-from capture.config.consumers import Position, consumer_states
-from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, DataLossError, NotStoredError
+from capture.errors import DataLossError
 from capture.formats.envelope import SCHEMA
-from capture.ingest.source import stream_info
-from capture.reading.live import check_same, read_live
-from capture.reading.merge import GoneError, Look, merge_shares, slice_after
-from capture.reading.shares import Selection, Share, narrow, sequences_of, shares
-from capture.stores import Store
-from natty import Natty
+from capture.reading.live import check_end, read_live
+from capture.reading.merge import GoneError, merge_shares, slice_after
+from capture.reading.search import Place, Search
+from capture.reading.shares import Selection, Share, sequences_of, shares
 
-PENDING_WITHIN = 60.0
-"""Seconds until a message that was delivered to capture, and has left the stream, must be in the archive."""
 RECENT = 300.0
 """Seconds for which a slower node may still fill a gap between archived messages."""
-LOOK_AGAIN = 0.2  # seconds
 LONG_RUN = 100_000
 """From this many messages without a gap on, they are read from the archive and not from the stream."""
 RUNS = 1000  # runs that are searched for a long one
 
 OnGap = Callable[[Sequences], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a stream's messages are: the archive's store and the function that lists its objects, and the server.
-
-    `created` is the creation time of the captured stream, in the server's own text; "" if that is not known.
-    """
-
-    store: Store
-    look: Look
-    natty: Natty
-    config: CaptureConfig  # names the consumers
-    created: str = ""
-    keys: Keys | None = None
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self.config.stream
 
 
 @dataclass(frozen=True)
@@ -100,11 +70,7 @@ class Crossing:
         self._gaps = gaps
         self._on_gap = on_gap or (lambda _: None)
         self._target = 0  # the last sequence of the stream when the reading began
-        self._gone = ""  # the last object that was deleted before it was read
-        self._delivered: deque[tuple[float, int]] = (
-            deque()
-        )  # up to which sequence messages were delivered to capture, and when
-        self._stored = 0  # up to which sequence messages were delivered long enough ago
+        self._search = Search(place)
 
     def __repr__(self) -> str:
         return f"Crossing({self._place.stream}, at {self.position})"
@@ -124,13 +90,7 @@ class Crossing:
 
     async def _read_sources(self) -> _Sources:
         """Read the state of the stream, then the archive: in this order no message is overlooked."""
-        return _Sources(await self._info(), await self._look())
-
-    async def _look(self) -> list[Stored]:
-        objects = await self._place.look()
-        if self._gone in {one.path for one in objects}:
-            raise NotStoredError(f"there is no {self._gone} in {self._place.store.url}, and the archive still names it")
-        return objects
+        return _Sources(await self._place.info(), await self._search.look())
 
     async def _next(self, sources: _Sources, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the next messages from the archive, or from the stream if the archive has none."""
@@ -146,13 +106,7 @@ class Crossing:
                 async for batch in steps:
                     yield batch
         except GoneError as gone:
-            self._gone = gone.path
-
-    async def _info(self) -> dict[str, Any]:
-        info = await stream_info(self._place.natty, self._place.stream)
-        if self._place.created:
-            check_same(self._place.stream, self._place.created, info)
-        return info
+            self._search.note_deleted(gone.path)
 
     async def _begin(self, sources: _Sources) -> None:
         """Record where the stream ends. Sequences before the first message of archive and stream are not a gap."""
@@ -160,12 +114,8 @@ class Crossing:
         if archived := sequences_of(sources.objects):
             begin = min(begin, archived.first)
             if archived.last > self._target:
-                self._target = (await self._info())["state"]["last_seq"]
-            if archived.last > self._target:
-                raise CaptureError(
-                    f"the archive holds {self._place.stream} up to {archived.last:,}, but the stream ends at"
-                    f" {self._target:,}: it was restored to an earlier state"
-                )
+                self._target = (await self._place.info())["state"]["last_seq"]
+            check_end(self._place.stream, archived, self._target)
         self.position = max(self.position, begin - 1)
 
     def _is_over(self) -> bool:
@@ -230,7 +180,7 @@ class Crossing:
                 async for batch in self._merge(plan, columns, rows):
                     yield batch
             except GoneError as gone:
-                self._gone = gone.path
+                self._search.note_deleted(gone.path)
                 continue
             self.position = upto
 
@@ -240,45 +190,18 @@ class Crossing:
         A message that was purged or expired, and that was delivered to capture, may be stored soon: wait for it.
         DataLossError if it is nowhere, and the archive holds no later message.
         """
-        while True:
-            first = (await self._info())["state"]["first_seq"]
-            doubtful = await self._find_doubtful()
-            objects = await self._look()
-            plan = narrow(shares(objects, _span(holes)), holes)
-            missing = holes - Sequences.union_of(share.given for share in plan)
-            gone = missing.within(holes.first, first - 1)
-            if not gone or gone.isdisjoint(doubtful):
-                break
-            await asyncio.sleep(LOOK_AGAIN)
-        archived = sequences_of(objects)
-        lost = gone - Sequences.from_range(1, archived.last if archived else 0)
+        found = await self._search.find(holes)
+        archived = sequences_of(found.objects)
+        lost = found.gone - Sequences.from_range(1, archived.last if archived else 0)
         if lost and self._gaps == "raise":
             raise DataLossError(
                 f"{len(lost):,} messages of {self._place.stream} ({lost.describe()}) are neither in the archive nor in"
-                f" the stream, which begins at {first:,}: they were purged, deleted, or expired before they were"
+                f" the stream, which begins at {found.first:,}: they were purged, deleted, or expired before they were"
                 f" captured. To continue after them, skip gaps"
             )
-        if missing:
-            self._on_gap(missing)
-        return plan
-
-    async def _find_doubtful(self) -> Sequences:
-        """Return the sequences that were delivered to running nodes lately, and that they may be about to store."""
-        now = asyncio.get_running_loop().time()
-        given, furthest = await self._read_delivered()
-        if not self._delivered or given > self._delivered[-1][1]:
-            self._delivered.append((now, given))
-        while self._delivered and self._delivered[0][0] <= now - PENDING_WITHIN:
-            self._stored = self._delivered.popleft()[1]
-        return Sequences.from_range(self._stored + 1, furthest)
-
-    async def _read_delivered(self) -> tuple[int, int]:
-        """Return up to which sequence all, and up to which any, messages were delivered to running nodes."""
-        states = await consumer_states(self._place.natty, self._place.config)
-        at_work = [one for one in states if one["num_waiting"] or one["num_ack_pending"]]
-        if not at_work:
-            return 0, 0
-        return Position.of(at_work).delivered, max(int(one["delivered"]["stream_seq"]) for one in at_work)
+        if found.missing:
+            self._on_gap(found.missing)
+        return found.plan
 
 
 def find_last_complete(archived: Sequences, position: int, stream_first: int) -> int:
@@ -302,7 +225,3 @@ def long_run(archived: Sequences) -> int | None:
         if last - first + 1 >= LONG_RUN:
             return first
     return None
-
-
-def _span(holes: Sequences) -> Selection:
-    return Selection(start_sequence=holes.first, end_sequence=holes.last)

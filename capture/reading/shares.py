@@ -11,6 +11,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.archive.index.tree import Where
 from capture.archive.manifest import TABLE, Stored
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.archive.stored_formats import format_of
@@ -43,6 +44,12 @@ class Selection:
         """The columns, besides the sequence, that decide whether a message is selected."""
         timed = self.since_ns is not None or self.until_ns is not None
         return frozenset([*(["time_ns"] if timed else []), *(["subject"] if self.subjects else [])])
+
+    @property
+    def where(self) -> Where:
+        """Which objects may hold selected messages."""
+        until = MAXIMUM if self.until_ns is None else self.until_ns - 1
+        return Where(times=(self.since_ns or 0, until), sequences=(self.start_sequence, self.end_sequence))
 
     def may_be_in(self, stored: Stored) -> bool:
         """Return whether an object may hold messages of these times. Not every record has the times."""

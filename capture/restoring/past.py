@@ -10,6 +10,7 @@ from capture.archive.chain import Document, Head, latest_offline, read
 from capture.archive.heads import head_readers
 from capture.archive.history import recording_at
 from capture.archive.identity import archive_name, list_claimed, require_archive
+from capture.archive.index.tree import Where
 from capture.archive.manifest import TABLE, Manifest, Stored, is_outside, list_blocks
 from capture.archive.recording import Configuration, Recording, StreamRecord
 from capture.archive.sequences import Sequences
@@ -129,7 +130,9 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
         more = f", and {len(problems) - 1:,} more problems" if len(problems) > 1 else ""
         raise RestoreRefusedError(f"{problems[0]}{more}: see `capture verify`")
     trust = config.trust(archive)
-    picture = await read_trusted(store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust)
+    picture = await read_trusted(
+        store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust, Where(stream=config.stream)
+    )
     newest = await read(store, await _newest(store, heads, Recording)(), Recording)
     if config.stream not in newest.streams or not newest.streams[config.stream].configurations:
         raise RestoreRefusedError(
@@ -137,8 +140,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
             f" recorded ones: {', '.join(newest.streams) or 'none'}"
         )
     then = newest if window.at_ns is None else await recording_at(store, newest, window.at_ns / 1e9)
-    records = [*picture.blocks, *picture.files, *picture.list_unadopted(entries)]
-    objects = [one for one in records if one.stream == config.stream]
+    objects = [*picture.blocks, *picture.files, *picture.list_unadopted(entries)]
     trust.check_objects(objects)
     await _check_all_exist(store, objects)
     return Past(

@@ -1,8 +1,8 @@
 """DataFrames of stored objects: Spark reads plain Parquet files itself, our reader in the executors the others."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial, reduce
 
 import msgspec
@@ -17,7 +17,7 @@ from pyspark.util import PythonEvalType
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
 from capture.formats.envelope import SCHEMA
-from capture.maintenance.merge.inputs import Columns, input_rows
+from capture.maintenance.merge.inputs import Columns, fetch_blocking, input_rows
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
 from capture.stores import FileStore, open_store
 
@@ -100,7 +100,8 @@ def map_in_arrow(rows: DataFrame, function: Callable[[Batches], Batches], schema
 def _rows(store_url: str, columns: str, key_file: str, named: Batches) -> Batches:
     store, keys, typed = open_store(store_url), Keys.load(key_file), read_columns(columns)
     for batch in named:
-        for text in batch["stored"].to_pylist():
-            one = msgspec.json.decode(text, type=Stored)
-            for rows in input_rows(asyncio.run(store.get(one.path)), one, typed, keys):
-                yield from rows.combine_chunks().to_batches()
+        objects = [msgspec.json.decode(text, type=Stored) for text in batch["stored"].to_pylist()]
+        with closing(fetch_blocking(store, objects)) as found:
+            for one, data in found:
+                for rows in input_rows(data, one, typed, keys):
+                    yield from rows.combine_chunks().to_batches()

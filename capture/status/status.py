@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.iceberg_state import CatalogState
 from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, StreamState, server_time
@@ -43,6 +44,11 @@ class Status:
         """A sentence for each problem."""
         found = self.board.troubles(leader=self.sweeper)
         return [*found, f"nobody compacts: {NO_CANDIDATE}"] if self.is_to_compact and self.lacks_candidate else found
+
+    @property
+    def catalogs(self) -> list[CatalogState]:
+        """The entries in the user's catalog, as the running leader of the compaction reports them."""
+        return [entry for one in self.board.nodes if not one.is_late for entry in one.node.catalogs]
 
     @property
     def lacks_candidate(self) -> bool:

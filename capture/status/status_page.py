@@ -155,6 +155,9 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
         ("table_bytes", "Bytes of the table.", state.table_bytes),
     ):
         add(name, text, value, archive=archive)
+    for entry in one.catalogs:
+        text = "Whether the entry in the user's catalog shows the table."
+        add("catalog_current", text, not entry.trouble, archive=archive, stream=entry.stream)
     for stream in state.streams:
         tags: dict[str, Any] = {"archive": archive, "stream": stream.stream}
         add("stream_held", "Messages of the stream in the archive.", stream.held, **tags)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 from uuid import uuid4
 
 from capture.errors import (
@@ -20,7 +21,8 @@ from capture.errors import (
     StoreUnfitError,
     StoreUnreadableError,
 )
-from capture.stores.contract import Store
+from capture.stores.contract import Store, list_in_parts
+from capture.stores.deletion import DeletesMany, delete_all
 from capture.stores.own_store import OwnStore, guard
 
 LARGE_BYTES = 5 * 1024 * 1024
@@ -48,6 +50,7 @@ async def check_store(store: Store) -> None:
         _lists,
         _reads_ranges,
         _deletes,
+        _deletes_many,
         _keeps,
         _copies_files,
         _is_atomic,
@@ -63,8 +66,7 @@ async def check_store(store: Store) -> None:
         raise AssertionError(f"{type(error).__name__} was raised for the wrong object: {error}") from error
     finally:
         with suppress(CaptureError):
-            for one in await store.list(folder + "/"):
-                await store.delete(one.path)
+            await delete_all(store, [one.path for one in await store.list(folder + "/")])
     assert await store.list(folder + "/") == [], "objects are still listed after every one was deleted"
 
 
@@ -107,6 +109,10 @@ async def _lists(store: Store, folder: str) -> None:
     )
     assert all(one.bytes == len(one.path) - len(folder) - 1 for one in listed), "a listed size is wrong"
     assert all(abs(one.modified - time.time()) < DAY for one in listed), "a listed object's time is not in Unix seconds"
+    parts = [one async for part in list_in_parts(store, folder + "/") for one in part]
+    assert sorted((one.path, one.bytes) for one in parts) == [(one.path, one.bytes) for one in listed], (
+        "list_parts finds other objects than list"
+    )
     below = [one.path for one in await store.list(f"{folder}/b/1")]
     assert below == [f"{folder}/b/1/deep/er", f"{folder}/b/10"], "the prefix is a text, not a folder"
     with _promise(store, "list returns nothing for a prefix without objects"):
@@ -138,6 +144,20 @@ async def _deletes(store: Store, folder: str) -> None:
     assert await store.list(folder + "/") == [], "a deleted object is still listed"
     await store.put(path, b"again")
     assert await store.get(path) == b"again", "a path can't be reused after its object was deleted"
+
+
+async def _deletes_many(store: Store, folder: str) -> None:
+    if getattr(store, "deletes_at_once", 1) == 1:
+        return  # capture deletes one by one
+    names = [f"{folder}/{name}" for name in AWKWARD_NAMES]
+    for path in (*names, f"{folder}/kept"):
+        await store.put(path, b"x")
+    most = cast("DeletesMany", store).deletes_at_once
+    with _promise(store, "delete_many ignores objects that do not exist"):
+        for start in range(0, len(names), most - 1):
+            await cast("DeletesMany", store).delete_many([*names[start:][: most - 1], f"{folder}/none"])
+    left = [one.path for one in await store.list(folder + "/")]
+    assert left == [f"{folder}/kept"], f"delete_many left {left}, or deleted another object"
 
 
 async def _keeps(store: Store, folder: str) -> None:
@@ -215,6 +235,8 @@ async def _refuses(store: Store, folder: str) -> None:
         "list": lambda path: store.list(f"{path}/"),
         "delete": store.delete,
     }
+    if getattr(store, "deletes_at_once", 1) > 1:
+        calls["delete_many"] = lambda path: cast("DeletesMany", store).delete_many([path])
     for path in (
         "",
         "/absolute",

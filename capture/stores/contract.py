@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from capture.errors import StoreError
 
@@ -79,6 +80,29 @@ class Store(Protocol):
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
         """Delete unfinished objects of killed writers that are older than this. Return their number."""
         ...
+
+
+class ListsInParts(Protocol):
+    """What a store of ours may have besides: it lists objects a part at a time. `list_in_parts` uses it.
+
+    `capture.stores.conformance.check_store` tests it where it is there.
+    """
+
+    def list_parts(self, prefix: str = "") -> AsyncIterator[Listing]:
+        """Yield the objects whose path starts with this text, in any order, each once; never an unfinished one."""
+        ...
+
+
+async def list_in_parts(store: Store, prefix: str = "") -> AsyncIterator[Listing]:
+    """Yield the objects whose path starts with this text, in parts and in any order. StoreError as `Store.list`.
+
+    A million objects take about 300 MB in one list. A part is small if the store has `list_parts`.
+    """
+    if hasattr(store, "list_parts"):
+        async for part in cast("ListsInParts", store).list_parts(prefix):
+            yield part
+    else:
+        yield await store.list(prefix)
 
 
 def check_path(path: str) -> str:

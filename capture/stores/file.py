@@ -8,8 +8,9 @@ import os
 import shutil
 import stat
 from asyncio import to_thread
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
@@ -32,6 +33,8 @@ KNOWN_FOLDERS = 10_000
 PRIVATE = "?private=true"
 """The end of a private store's URL."""
 LINK = "{} in {} is a symbolic link, which is not followed: put its target there, or mount it (mount --bind)"
+LISTED_AT_ONCE = 10_000
+"""Files of a part of a listing."""
 FOLDER_ATTEMPTS = 100
 """How often a folder is made again while other processes remove it as empty."""
 
@@ -71,6 +74,12 @@ class FileStore:
     async def list(self, prefix: str = "") -> Listing:
         """As in the contract. A folder that can't be read raises StoreUnreadableError; it is not listed as empty."""
         return await to_thread(self._list, prefix)
+
+    async def list_parts(self, prefix: str = "") -> AsyncIterator[Listing]:
+        """As in `ListsInParts`, with the errors of `list`."""
+        found = self._walk_prefix(prefix)
+        while part := await to_thread(self._take, found, prefix):
+            yield part
 
     async def delete(self, path: str) -> None:
         """As in the contract. Folders that are empty afterwards are removed too, so that listings stay fast."""
@@ -187,22 +196,28 @@ class FileStore:
             raise
 
     def _list(self, prefix: str) -> Listing:
-        folder = check_prefix(prefix).rpartition("/")[0]
         with self._translate_errors(f"listing {prefix or 'everything'}"):
-            found = [one for one in self._walk(self.root / folder) if one.path.startswith(prefix)]
-        return sorted(found, key=lambda one: one.path)
+            return sorted(self._walk_prefix(prefix), key=lambda one: one.path)
 
-    def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
-        """Yield every file below. Omits files that are deleted meanwhile; an unreadable one is an error."""
+    def _take(self, found: Iterator[ObjectInfo], prefix: str) -> Listing:
+        with self._translate_errors(f"listing {prefix or 'everything'}"):
+            return list(islice(found, LISTED_AT_ONCE))
+
+    def _walk_prefix(self, prefix: str) -> Iterator[ObjectInfo]:
+        folder, slash, _ = check_prefix(prefix).rpartition("/")
+        return (one for one in self._walk(folder + slash) if one.path.startswith(prefix))
+
+    def _walk(self, folder: str) -> Iterator[ObjectInfo]:
+        """Yield every file below "folder/". Omits files that are deleted meanwhile; an unreadable one is an error."""
         try:
-            entries = list(os.scandir(folder))
+            entries = list(os.scandir(self.root / folder))
         except FileNotFoundError:
             return
         for entry in entries:
-            path = Path(entry.path).relative_to(self.root).as_posix()
+            path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
                 if path != SCRATCH:
-                    yield from self._walk(Path(entry.path))
+                    yield from self._walk(f"{path}/")
                 continue
             if entry.is_dir():  # a link to a folder: the objects below it would be missing
                 raise StoreUnreadableError(LINK.format(path, self.root))

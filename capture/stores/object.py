@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from asyncio import to_thread
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,14 +15,27 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from capture.errors import AlreadyStoredError, NotStoredError, StoreError, StoreUnfitError
 from capture.stores.address import Address
-from capture.stores.contract import SCRATCH, Listing, ObjectInfo, check_path, check_prefix, check_range
-from capture.stores.object_client import client
+from capture.stores.contract import (
+    REQUESTS_AT_ONCE,
+    SCRATCH,
+    Listing,
+    ObjectInfo,
+    check_path,
+    check_prefix,
+    check_range,
+)
+from capture.stores.object_client import Client, client
 from capture.stores.refusals import NO_BUCKET, answer, refusal
+from natty.wire.background import map_concurrently
 
 SLOWEST = 1024 * 1024
 """Bytes per second. An object may take its size divided by this, in addition to the store's timeout."""
 LARGEST_BYTES = 5000 * 1024 * 1024
 """The limit of one request to Azure; S3 takes 5 GiB. Objects are never put in parts."""
+DELETES_AT_ONCE = {"s3": 1000, "az": 256}
+"""The most objects that one request deletes; Google has no such request."""
+NO_SUCH_REQUEST = {400, 404, 405, 411, 501}
+"""Statuses with which servers refuse a request that they do not know."""
 PAGE = 1000  # objects of a listing at a time: the most that S3 returns in one answer
 IGNORES_CONDITIONS = (
     "{} ignores conditional puts: it replaced an object that was to be created only if absent (If-None-Match: *). "
@@ -46,6 +59,8 @@ class ObjectStore:
         self.url = address.text
         self._address = address
         self._client = client(address, os.environ)
+        self._deleting: Client | None = None
+        self.deletes_at_once = DELETES_AT_ONCE.get(address.scheme, 1)
         self._trying = asyncio.Lock()
         self._tried = False
 
@@ -82,15 +97,19 @@ class ObjectStore:
 
     async def list(self, prefix: str = "") -> Listing:
         """As in the contract. Each page is read within the store's timeout."""
+        found = [one async for part in self.list_parts(prefix) for one in part]
+        return sorted(found, key=lambda one: one.path)
+
+    async def list_parts(self, prefix: str = "") -> AsyncIterator[Listing]:
+        """As in `ListsInParts`: each part is a page, read within the store's timeout."""
         folder = check_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._client, folder or None, chunk_size=PAGE)
-        found: list[ObjectInfo] = []
         while True:
             async with self._translate_errors(f"listing {prefix or 'everything'}"):
                 page = await anext(pages, None)
             if page is None:
-                return sorted(found, key=lambda one: one.path)
-            found += [
+                return
+            yield [
                 ObjectInfo(one["path"], one["size"], one["last_modified"].timestamp())
                 for one in page
                 if one["path"].startswith(prefix) and not one["path"].startswith(f"{SCRATCH}/")
@@ -100,13 +119,37 @@ class ObjectStore:
         """As in the contract."""
         await self._delete(check_path(path))
 
+    async def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete these objects by one request. If that fails, delete one by one, so that the error names the object.
+
+        A server that does not know the request is not asked again.
+        """
+        for path in paths:
+            check_path(path)
+        if self.deletes_at_once == 1 or not await self._delete_together(paths):
+            await map_concurrently(paths, self._delete, at_once=REQUESTS_AT_ONCE)
+
+    async def _delete_together(self, paths: Sequence[str]) -> bool:
+        """Return whether these objects were deleted by one request."""
+        if self._deleting is None:
+            self._deleting = client(self._address, os.environ, deletes_many=True)
+        async with self._translate_errors(f"deleting {len(paths):,} objects"):
+            try:
+                await obstore.delete_async(self._deleting, list(paths))
+                return True
+            except TimeoutError:
+                raise
+            except Exception as error:  # on Azure one does not exist; the driver may fail at an answer it can't read
+                if answer(error).status in NO_SUCH_REQUEST and not isinstance(error, FileNotFoundError):
+                    self.deletes_at_once = 1
+                return False
+
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
         """Delete the trial objects of killed processes. Puts leave no leftovers."""
         async with self._translate_errors("looking for leftovers"):
             listed = await obstore.list(self._client, SCRATCH).collect_async()
         old = [one["path"] for one in listed if one["last_modified"].timestamp() < now - older_than_seconds]
-        for path in old:
-            await self._delete(path)
+        await map_concurrently(old, self._delete, at_once=REQUESTS_AT_ONCE)
         return len(old)
 
     def __repr__(self) -> str:

@@ -30,8 +30,11 @@ ENVIRONMENT = {"s3": "AWS", "az": "AZURE", "gs": "GOOGLE"}
 Client: TypeAlias = S3Store | AzureStore | GCSStore
 
 
-def client(address: Address, environment: Mapping[str, str]) -> Client:
-    """Return a client without contacting the server. ConfigError: a setting that can't be used."""
+def client(address: Address, environment: Mapping[str, str], *, deletes_many: bool = False) -> Client:
+    """Return a client without contacting the server. ConfigError: a setting that can't be used.
+
+    With `deletes_many` it deletes several objects by one request; otherwise, on S3, by a request for each.
+    """
     options = _options(address, environment)
     retry: RetryConfig = {
         "max_retries": RETRIES,
@@ -46,7 +49,8 @@ def client(address: Address, environment: Mapping[str, str]) -> Client:
     try:
         match address.scheme:
             case "s3":
-                return S3Store(bucket, prefix=prefix, config=_s3(address), client_options=options, retry_config=retry)
+                s3 = _s3(address, deletes_many=deletes_many)
+                return S3Store(bucket, prefix=prefix, config=s3, client_options=options, retry_config=retry)
             case "az":
                 azure: AzureConfig = {"endpoint": address.endpoint} if address.endpoint else {}
                 return AzureStore(bucket, prefix=prefix, config=azure, client_options=options, retry_config=retry)
@@ -60,9 +64,9 @@ def client(address: Address, environment: Mapping[str, str]) -> Client:
         ) from None
 
 
-def _s3(address: Address) -> S3Config:
-    # one request for each object: many S3-compatible servers have no request that deletes several
-    config: S3Config = {"disable_bulk_delete": True}
+def _s3(address: Address, *, deletes_many: bool) -> S3Config:
+    # otherwise the driver deletes one object by the request for several, which some S3-compatible servers do not have
+    config: S3Config = {"disable_bulk_delete": not deletes_many}
     if address.endpoint:
         config["aws_endpoint_url_s3"] = address.endpoint  # takes precedence over every variable
     if address.region:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from capture.errors import CaptureError, ConfigError, StoreError
 from capture.stores.contract import Listing, ObjectInfo, Store, check_path, check_prefix, check_range
+from capture.stores.deletion import DeletesMany
 from capture.stores.plugin import FAULTS, check_has, check_not_pythons, ends_task, is_plugin, make_plugin
 
 HIDDEN = "***"
@@ -107,6 +108,17 @@ class OwnStore:
         self.url = hide_values(self.full_url)
         self._inner = inner
         self._prefix = f"{prefix}/" if prefix else ""
+        self.deletes_at_once: int = self._find_deletes_at_once()
+
+    def _find_deletes_at_once(self) -> int:
+        """Return how many objects one request of the user's store deletes. ConfigError if it can't be so."""
+        most = getattr(self._inner, "deletes_at_once", 1)
+        kind = type(self._inner).__name__
+        if type(most) is not int or most < 1:
+            raise ConfigError(f"store is a {kind}, whose deletes_at_once is {most!r}, not a number of objects")
+        if most > 1 and not callable(getattr(self._inner, "delete_many", None)):
+            raise ConfigError(f"store is a {kind} with deletes_at_once = {most} and without delete_many: add it")
+        return most
 
     def __repr__(self) -> str:
         return f"OwnStore({self.url!r}, a {type(self._inner).__name__})"
@@ -137,6 +149,12 @@ class OwnStore:
         """As in the contract."""
         async with self._name_failure("delete", path):
             await self._inner.delete(self._prefix + check_path(path))
+
+    async def delete_many(self, paths: Sequence[str]) -> None:
+        """As in `DeletesMany`, if the user's store has it."""
+        inner = cast("DeletesMany", self._inner)
+        async with self._name_failure("delete_many", f"of {len(paths):,} objects"):
+            await inner.delete_many([self._prefix + check_path(path) for path in paths])
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
         """As in the contract. Leftovers of all folders of the user's store are removed."""

@@ -1,8 +1,9 @@
 """Tamper evidence: detects documents that were changed, removed, moved, or signed with another key.
 
 A head, in NATS or noted elsewhere, names a document by its SHA-256, and each document names its predecessor. So no
-existing document can be changed undetected. Documents name blocks and table files by their SHA-256: `objects` reads
-those. docs/archive.md says which changes can't be detected.
+existing document can be changed undetected. Documents name blocks and table files by an index, which
+names its pages and the objects by their SHA-256: `index_audit` reads the pages, `objects` the objects. docs/archive.md
+says which changes can't be detected.
 """
 
 from __future__ import annotations
@@ -14,23 +15,29 @@ from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
 from capture.archive.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
-from capture.archive.history import Prefetch
+from capture.archive.history import PastHours, Prefetch
 from capture.archive.iceberg_state import Iceberg, folder, hint_path, version_of_copy, version_path
 from capture.archive.identity import SIGNING, Signing, read_record
-from capture.archive.manifest import Manifest
+from capture.archive.manifest import Indexed, Manifest
 from capture.archive.readme import README, VERSION, text, version_of
-from capture.archive.recording import HISTORY, Earlier, Recording
+from capture.archive.recording import Recording
 from capture.archive.signing import PublicKeys, split
 from capture.archive.table import Table
 from capture.archive.trust import check_vouched, describe_missing_manifest
 from capture.errors import ManifestError, NotStoredError, SignatureError
 from capture.stores.contract import Store
+from capture.verification.index_audit import check_index
+from natty.wire.background import map_concurrently
 
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 
 HeadReaders = Mapping[type[Document], HeadReader]
 """A reader for the committed head of each chain: `capture.archive.heads.head_readers` reads them from NATS."""
 
+AT_ONCE = 8
+"""Objects without a chain that are read together; the largest, Iceberg's manifests, have a few megabytes."""
+ATTEMPTS = 3
+"""How often an index is checked while leaders commit: its pages are deleted a grace time after they were replaced."""
 UNVOUCHED = (
     "whether these are the newest documents was not checked: check with NATS, or give a signed archive's public key"
 )
@@ -75,7 +82,8 @@ async def audit(
     Without `heads`, or if NATS has none, the newest documents in the store are taken for the committed ones.
     With `keys`, one of these must have signed them, for the archive of this name.
     `noted` heads were recorded outside the archive by `capture head`: no chain may end before them. `deep` reads every
-    document and the whole history; otherwise only the newest documents are read, and the others only have to exist.
+    document, every page of the newest indexes and the whole history; otherwise only the newest documents are read, and
+    the others only have to exist.
     """
     auditor = _Auditor(store, heads or {}, keys, list(noted), deep, archive)
     for kind in CHAINS:
@@ -118,7 +126,9 @@ class _Auditor:
         objects = await self.store.list(kind.FOLDER)  # after reading the head: it holds the head and later ones
         listed = {one.path: parts[0] for one in objects if (parts := document_parts(kind, one.path))}
         newest = await self._read_named(kind, head.path, head.sha256, "the head", must_be_signed=True)
-        chain = await self._follow(kind, head.path, newest)
+        earlier = [one for one in reversed(objects) if listed.get(one.path, head.number) < head.number]
+        async with Prefetch(self.store, earlier) as ahead:
+            chain = await self._follow(kind, head.path, newest, ahead)
         self._check_noted(kind, head, chain.values())
         await self._check_numbers(kind, head, set(listed.values()))
         for path, number in listed.items():
@@ -126,6 +136,8 @@ class _Auditor:
                 await self._check_unnamed(kind, path, chain.values(), must_be_signed=number > head.number)
         if isinstance(newest, Recording):
             await self._check_recording(head.path, newest)
+        if isinstance(newest, Indexed) and self.deep:
+            await self._check_index(head.path, newest)
         if isinstance(newest, Table):
             for stream, exposed in newest.iceberg.items():
                 await self._check_exposed(head.path, stream, exposed)
@@ -155,10 +167,17 @@ class _Auditor:
     # Documents.
 
     async def _read_named(
-        self, kind: type[Kind], path: str, digest: str, namer: str, *, must_be_signed: bool = False
+        self,
+        kind: type[Kind],
+        path: str,
+        digest: str,
+        namer: str,
+        *,
+        must_be_signed: bool = False,
+        ahead: Prefetch | None = None,
     ) -> Kind | None:
         """Return a document that is named with its SHA-256; None if it has a problem, or was cleaned up."""
-        data = await self._read_unchanged(path, digest, namer, kind)
+        data = await self._read_unchanged(path, digest, namer, kind, ahead)
         return None if data is None else self._check_document(kind, path, data, must_be_signed=must_be_signed)
 
     def _check_document(self, kind: type[Kind], path: str, data: bytes, *, must_be_signed: bool) -> Kind | None:
@@ -173,7 +192,7 @@ class _Auditor:
             return None
         return document
 
-    async def _follow(self, kind: type[Kind], path: str, newest: Kind | None) -> dict[str, _Link]:
+    async def _follow(self, kind: type[Kind], path: str, newest: Kind | None, ahead: Prefetch) -> dict[str, _Link]:
         """Return the newest document and, if `deep`, its predecessors, back to where clean-up has ended the chain.
 
         The predecessors of a document with a problem can't be checked.
@@ -184,7 +203,7 @@ class _Auditor:
             chain[path] = _Link(child.number, child.token, child.parent_sha256)
             if not self.deep or not child.parent:
                 break
-            parent = await self._read_named(kind, child.parent, child.parent_sha256, path)
+            parent = await self._read_named(kind, child.parent, child.parent_sha256, path, ahead=ahead)
             if parent is not None and (parent.number != child.number - 1 or parent.token > child.token):
                 self.problems.append(f"{child.parent} is not the predecessor of {path}, which names it")
             path, child = child.parent, parent
@@ -252,6 +271,14 @@ class _Auditor:
             return data
         return None
 
+    async def _read_all_unchanged(self, digests: Mapping[str, str], namer: str) -> None:
+        """Read objects that are named with their SHA-256, and report a problem of each that is missing or changed."""
+
+        async def look(path: str) -> None:
+            await self._read_unchanged(path, digests[path], namer)
+
+        await map_concurrently(digests, look, at_once=AT_ONCE)
+
     async def _read(self, path: str, ahead: Prefetch | None = None) -> bytes | None:
         try:
             return await (ahead or self.store).get(path)
@@ -260,10 +287,27 @@ class _Auditor:
 
     # Other objects.
 
+    async def _check_index(self, path: str, document: Indexed) -> None:
+        """Check the index of the newest document. If its pages are deleted meanwhile, it is not the newest any more."""
+        problem = ""
+        for _ in range(ATTEMPTS):
+            try:
+                await check_index(self.store, path, document)
+                return
+            except ManifestError as error:
+                problem = str(error)
+            newest = await self._head(type(document))
+            if newest is None or newest.path == path:
+                break
+            found = await self._read_named(type(document), newest.path, newest.sha256, "the head")
+            if found is None:
+                return
+            path, document = newest.path, found
+        self.problems.append(problem)
+
     async def _check_recording(self, path: str, recording: Recording) -> None:
         """Check the other objects that the newest recording describes."""
-        for one, digest in recording.fixed.items():
-            await self._read_unchanged(one, digest, path)
+        await self._read_all_unchanged(recording.fixed, path)
         if recording.readme:
             await self._check_description(recording.readme)
         newest = await self._head(Manifest)
@@ -272,12 +316,11 @@ class _Auditor:
         if self.keys is not None:
             await self._check_declared(self.keys)
         if self.deep:
-            await self._check_history(path, recording.earlier)
+            await self._check_history(path, recording)
 
     async def _check_exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
         """Check Iceberg's own files, and the pointers to them for readers without a catalog."""
-        for one, digest in (exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}).items():
-            await self._read_unchanged(one, digest, path)
+        await self._read_all_unchanged(exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}, path)
         copy, hint = version_path(stream, exposed.number), hint_path(stream)
         listed = {one.path for one in await self.store.list(f"{folder(stream)}/metadata/v")}
         copied, hinted = await self._read(copy), await self._read(hint)
@@ -314,15 +357,27 @@ class _Auditor:
             elif others := sorted(declared.keys() - given):
                 self.notes.append(f"{SIGNING} names more keys than were given: {', '.join(others)}")
 
-    async def _check_history(self, namer: str, earlier: Earlier | None) -> None:
-        """Follow the recordings of all hours; each names the one before it by its SHA-256."""
-        async with Prefetch(self.store, (await self.store.list(HISTORY))[::-1]) as ahead:
-            while earlier is not None:
-                data = await self._read_unchanged(earlier.path, earlier.sha256, namer, ahead=ahead)
+    async def _check_history(self, namer: str, recording: Recording) -> None:
+        """Follow the recordings of all hours. Later ones name each, some of them several times, by its SHA-256."""
+        named: dict[str, str] = {}  # hours that pointers name and that were not reached yet: a few for each level
+        async with PastHours(self.store) as hours:
+            while True:
+                self._check_skips(namer, recording, named)
+                if (earlier := recording.earlier) is None:
+                    break
+                data = await self._read_unchanged(earlier.path, earlier.sha256, namer, ahead=hours)
                 if data is None:
                     return
                 self.documents += 1
-                namer, earlier = earlier.path, decode(data, earlier.path, Recording).earlier
+                named.pop(earlier.path, None)
+                namer, recording = earlier.path, decode(data, earlier.path, Recording)
+        self.problems += [f"{path} is named by a pointer, and is not in the history" for path in named]
+
+    def _check_skips(self, namer: str, recording: Recording, named: dict[str, str]) -> None:
+        """Check that the pointers of a recording name the same hours as those of later ones."""
+        for one in recording.list_hours():
+            if named.setdefault(one.path, one.sha256) != one.sha256:
+                self.problems.append(f"{namer} names another SHA-256 of {one.path} than later recordings do")
 
 
 def _describe_unreached(noted: Head, head: Head | None) -> str:

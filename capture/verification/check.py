@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
-import msgspec
-
-from capture.archive.chain import Head, latest_offline, read
+from capture.archive.chain import Head, HeadReader, latest_offline, read
 from capture.archive.heads import COMPACTION, SWEEP, head_readers
 from capture.archive.identity import Identity, holds_archive, read_record, require_archive, stream_path
+from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import Manifest, Stored
-from capture.archive.picture import Picture, read_picture
+from capture.archive.picture import Picture, read_documents, read_picture
 from capture.archive.recording import Consumer, Recording, resume
 from capture.archive.scope import find_out_of_scope, read_records
 from capture.archive.sequences import Sequences
@@ -193,8 +192,8 @@ async def _read_holdings(
 
     async def look() -> tuple[list[Stored], Picture]:
         entries, unreadable[:] = await read_entries(store)
-        picture = await archive_picture(natty, config, store)
-        return [one for one in entries if one.stream == config.stream], _select_stream(picture, config.stream)
+        picture = await read_documents(store, *archive_heads(natty, config, store), where=Where(stream=config.stream))
+        return [one for one in entries if one.stream == config.stream], picture
 
     unreadable: list[str] = []
     try:
@@ -207,29 +206,24 @@ async def _read_holdings(
             keys=config.keys(),
             again=look,
             on_progress=on_progress,
+            trust=config.trust(),
         )
     except ManifestError as error:
         return Holdings(problems=(str(error), *unreadable))
     held = streams.get(config.stream, Holdings())
-    refused = config.trust().list_refused([*picture.blocks, *picture.files, *picture.list_unadopted(entries)])
-    return replace(held, problems=(*held.problems, *unreadable, *refused))
+    return replace(held, problems=(*held.problems, *unreadable, *held.refused))
 
 
-def _select_stream(picture: Picture, stream: str) -> Picture:
-    """Return the part of a picture that belongs to one stream."""
-    blocks = [one for one in picture.manifest.blocks if one.stream == stream]
-    files = [one for one in picture.table.files if one.stream == stream]
-    manifest = msgspec.structs.replace(picture.manifest, blocks=blocks)
-    return Picture(manifest, msgspec.structs.replace(picture.table, files=files))
-
-
-async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Store) -> Picture:
-    """Return the archive as last committed; without `natty`, by the newest documents in the store."""
+def archive_heads(natty: Natty | None, config: CaptureConfig, store: Store) -> tuple[HeadReader, HeadReader]:
+    """Return readers of the heads of manifest and table; without `natty`, of the newest documents in the store."""
     if natty is None:
-        return await read_picture(
-            store, partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
-        )
-    return await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
+        return partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
+    return SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
+
+
+async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Store, where: Where = ALL) -> Picture:
+    """Return the archive as last committed, with its objects; without `natty`, by the newest documents in the store."""
+    return await read_picture(store, *archive_heads(natty, config, store), where=where)
 
 
 async def _read_recording(store: Store, heads: HeadReaders | None) -> Recording:

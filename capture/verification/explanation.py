@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from capture.archive.coverage import coverage
 from capture.archive.heads import COMPACTION, SWEEP
-from capture.archive.picture import read_picture
+from capture.archive.index.contents import Indexes
+from capture.archive.index.tree import Where
+from capture.archive.picture import find_held, find_unadopted, read_documents
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
@@ -57,9 +58,12 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
     if found is None:
         return Explained()
     entries, _ = await read_entries(store)
-    picture = await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
-    held = coverage([*picture.blocks, *picture.files, *picture.list_unadopted(entries)], {}).get(config.stream)
-    stored = missing & held.held if held else Sequences()
+    heads = SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
+    picture = await read_documents(store, *heads, where=Where(stream=config.stream))
+    indexes = Indexes(store)
+    waiting = await find_unadopted(indexes, picture, entries)
+    held = await find_held(indexes, picture, config.stream)
+    stored = missing & Sequences.union_of([held, *(Sequences.from_text(one.sequences) for one in waiting)])
     return Explained(_select_awaited(found, missing) - stored, stored, leader=True)
 
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from asyncio import to_thread
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import sha256
 from typing import IO, TYPE_CHECKING
 
 from capture.archive.encryption import Keys
-from capture.archive.manifest import TABLE, Stored, is_outside, list_blocks
-from capture.archive.picture import Picture
+from capture.archive.index.contents import Indexes
+from capture.archive.index.page import place_of
+from capture.archive.manifest import Stored, is_outside
+from capture.archive.picture import Picture, find_unadopted, scan
 from capture.archive.sequences import Sequences
-from capture.archive.stored_formats import format_of
-from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStoredError
+from capture.archive.trust import NO_CHECKS, Trust
+from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, ManifestError, NotStoredError
 from capture.stores.contract import Store
+from capture.verification.fingerprints import Existing, Fingerprints
+from capture.verification.holdings import SOUND, Finding, Held, State, Sums, recorded_sequences
 from capture.verification.verdict import Holdings
 from natty.wire.background import map_concurrently
 
 if TYPE_CHECKING:
     from capture.formats.block_format import BlockReader
 
-UNDECODABLE_KEY = "_undecodable"  # the same as `capture.partitioners.UNDECODABLE`; a user's key has another text
-OBJECTS_AT_ONCE = 4
-CHUNK_BYTES = 8 << 20
-"""The number of bytes of an object that are read at a time."""
+OBJECTS_AT_ONCE, LARGE_AT_ONCE = 16, 4
+"""Objects that are checked together, and those of them that are not small: they take memory."""
+SMALL_BYTES, CHUNK_BYTES = 1 << 20, 8 << 20
+"""The size of a small object, and the number of bytes of a larger one that are read at a time."""
 SPOOL_BYTES = 32 << 20
 """Larger objects are stored in a temporary file while they are checked; blocks are hardly ever larger."""
 
@@ -36,35 +40,6 @@ Progress = Callable[[int, int], None]
 
 Again = Callable[[], Awaitable[tuple[list[Stored], Picture]]]
 """Reads the entries, and then the picture, again."""
-
-
-class State(Enum):
-    """The state of an object."""
-
-    SOUND = "sound"  # matches its record
-    UNCHECKED = "unchecked"  # exists, and no more could be checked
-    WRONG = "wrong"  # whole, but does not match its record
-    DAMAGED = "damaged"  # changed or cut off: it holds nothing
-    GONE = "gone"
-
-
-BROKEN = frozenset({State.WRONG, State.DAMAGED, State.GONE})
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of checking one object, and a sentence about its problem.
-
-    `held` and `rows` are set only if they differ from its record, so that thousands of findings take little memory.
-    """
-
-    state: State
-    sentence: str = ""
-    held: Sequences | None = None
-    rows: int = 0
-
-
-SOUND = Finding(State.SOUND)
 
 
 async def read_archive(
@@ -76,71 +51,157 @@ async def read_archive(
     keys: Keys | None = None,
     again: Again | None = None,
     on_progress: Progress | None = None,
+    trust: Trust = NO_CHECKS,
 ) -> dict[str, Holdings]:
     """Return what the archive holds of each stream, by its picture and the entries that wait for the sweep.
 
     Every object must exist with its size. `deep` reads each one again and compares its SHA-256, and the sequences and
-    times of its rows, with its record; encrypted ones need `keys`. A missing or changed object holds nothing. Read the
-    pending entries before the picture (see `sweep.read_entries`): otherwise an entry that is adopted in between is in
-    neither.
+    times of its rows, with its record; encrypted ones need `keys`. A missing or changed object holds nothing. `trust`
+    says which objects are refused. Read the pending entries before the picture (see `sweep.read_entries`): otherwise an
+    entry that is adopted in between is in neither. The objects are read from the indexes as they are checked: the
+    picture of `read_documents` is enough.
 
     A missing object may have been compacted and removed after the picture was read: then `again` reads a new picture,
-    and the objects that replace it are checked instead. Memory grows with the number of objects, not with their size.
+    and the objects that replace it are checked instead. It also reads one if the index's pages were replaced and
+    deleted meanwhile. Memory grows with the sets of sequences, with what is not sound, and by 24 bytes an object.
+    ManifestError if an index can't be read; StoreError.
     """
-    findings: dict[str, Finding] = {}
-    pending_entries = list(pending_entries)
+    work = _Work(store, Indexes(store), deep, keys, on_progress, trust)
+    entries, failed = list(pending_entries), ""
     while True:
-        adopted = [*picture.blocks, *picture.files]
-        records = [*adopted, *picture.list_unadopted(pending_entries)]
-        await _check_objects(
-            store, [one for one in records if one.path not in findings], findings, deep, keys, on_progress
-        )
-        gone = {one.path for one in records if findings[one.path].state is State.GONE}
+        try:
+            sums = await work.check(picture, entries)
+        except ManifestError as error:
+            if again is None or not isinstance(error.__cause__, NotStoredError) or str(error) == failed:
+                raise
+            failed = str(error)
+            entries, picture = await again()
+            continue
+        gone = work.list_gone()
         if not gone or again is None:
-            break
-        pending_entries, newer = await again()
-        named = {one.path for one in (*newer.blocks, *newer.files, *newer.list_unadopted(pending_entries))}
-        if gone <= named:
-            break
+            return sums.total(picture.removed)
+        entries, newer = await again()
+        named = await _find_named(work.indexes, newer, entries, gone)
+        if named >= {one.path for one in gone}:
+            return sums.total(picture.removed)
         picture = newer
-        for path in gone & named:
-            del findings[path]
-    return _add_up_streams(records, adopted, picture, findings, deep)
 
 
-async def _check_objects(
-    store: Store,
-    records: list[Stored],
-    findings: dict[str, Finding],
-    deep: bool,
-    keys: Keys | None,
-    on_progress: Progress | None,
-) -> None:
-    """Check a few objects at a time; one listing shows which ones exist."""
-    outside = any(is_outside(one.path) for one in records)
-    listed = await list_blocks(store, outside=outside) + await store.list(TABLE) if records else []
-    sizes = {one.path: one.bytes for one in listed}
-    before = len(findings)
-
-    async def look(record: Stored) -> None:
-        finding = _check_size(record, sizes.get(record.path))
-        if finding is SOUND and deep:
-            finding = await _check_object(store, record, keys)
-        findings[record.path] = finding
-        if on_progress is not None:
-            on_progress(len(findings), before + len(records))
-
-    await map_concurrently(records, look, at_once=OBJECTS_AT_ONCE)
+async def _find_named(indexes: Indexes, picture: Picture, entries: list[Stored], gone: list[Stored]) -> set[str]:
+    """Return the paths of these objects that a picture, or the entries beside it, still name."""
+    paths = {one.path for one in gone}
+    found = {one.path for one in await find_unadopted(indexes, picture, entries)}
+    for index, document in ((indexes.blocks, picture.manifest), (indexes.files, picture.table)):
+        listed = {one.path for one in document.listed}
+        found |= listed or {place[-1] for place in await index.find(document.index, map(place_of, gone))}
+    return (found & paths) - picture.table.consumed_paths
 
 
-def _check_size(record: Stored, found: int | None) -> Finding:
-    if found is None:
-        return Finding(State.GONE, f"{record.path} is missing")
-    if found != record.bytes:
-        return Finding(State.DAMAGED, f"{record.path} has {found:,} bytes, not {record.bytes:,}")
-    if not recorded_sequences(record):
-        return Finding(State.DAMAGED, f"the record of {record.path} has no readable sequences")
-    return SOUND
+class _Work:
+    """Checks the objects of a picture, and then those of a newer one that were not checked yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        indexes: Indexes,
+        deep: bool,
+        keys: Keys | None,
+        on_progress: Progress | None,
+        trust: Trust,
+    ) -> None:
+        self.indexes = indexes
+        self._store, self._deep, self._keys, self._on_progress, self._trust = store, deep, keys, on_progress, trust
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._unsound: dict[str, tuple[Stored, Finding]] = {}
+        self._checked: list[Fingerprints] = []  # of each turn the paths that exist
+        self._existing = Existing()
+        self._done = self._all = 0
+
+    def __repr__(self) -> str:
+        return f"_Work({self._store.url}, {self._done:,} of {self._all:,} objects)"
+
+    def list_gone(self) -> list[Stored]:
+        """Return the objects that were missing at the last turn."""
+        return [record for record, finding in self._unsound.values() if finding.state is State.GONE]
+
+    async def check(self, picture: Picture, entries: list[Stored]) -> Sums:
+        """Check the objects that were not checked yet, or were missing, and add up what all objects hold."""
+        sums = Sums(deep=self._deep, trust=self._trust)
+        for record in self.list_gone():
+            del self._unsound[record.path]
+        self._existing = await Existing.read(self._store)
+        self._checked.append(Fingerprints())
+        waiting = await find_unadopted(self.indexes, picture, entries)
+        self._done, self._all = 0, _count(picture) + len(waiting)
+        async for part in scan(self.indexes, picture):
+            sums.add(await self._check_part(part, adopted=True))
+        sums.add(await self._check_part(waiting, adopted=False))
+        return sums
+
+    async def _check_part(self, part: list[Stored], *, adopted: bool) -> list[Held]:
+        if any(is_outside(one.path) for one in part):
+            await self._existing.include_outside(self._store)
+        recorded = [recorded_sequences(one) for one in part]
+        findings = [self._recall(one.path) for one in part]
+        fresh = [place for place, finding in enumerate(findings) if finding is None]
+        self._done += len(part) - len(fresh)
+
+        async def look(place: int) -> None:
+            findings[place] = await self._look(part[place], recorded[place])
+
+        if self._deep:
+            await map_concurrently(fresh, look, at_once=OBJECTS_AT_ONCE)
+        else:
+            for place in fresh:
+                await look(place)
+        found = zip(part, recorded, findings, strict=True)
+        return [Held(record, sequences, finding or SOUND, adopted) for record, sequences, finding in found]
+
+    def _recall(self, path: str) -> Finding | None:
+        """Return what an earlier turn found; None if it did not check the object, or did not find it."""
+        if any(path in checked for checked in self._checked[:-1]):
+            return self._unsound[path][1] if path in self._unsound else SOUND
+        return None
+
+    async def _look(self, record: Stored, recorded: Sequences) -> Finding:
+        finding = await self._check_size(record, recorded)
+        if finding is SOUND and self._deep:
+            async with self._large if record.bytes > SMALL_BYTES else nullcontext():
+                finding = await _check_object(self._store, record, self._keys)
+        if finding is not SOUND:
+            self._unsound[record.path] = record, finding
+        if finding.state is not State.GONE:
+            self._checked[-1].add(record.path)
+        self._done += 1
+        if self._on_progress is not None:
+            self._on_progress(self._done, max(self._done, self._all))
+        return finding
+
+    async def _check_size(self, record: Stored, recorded: Sequences) -> Finding:
+        if not self._existing.has_size(record.path, record.bytes):
+            found = await self._find_size(record.path)
+            if found is None:
+                return Finding(State.GONE, f"{record.path} is missing")
+            if found != record.bytes:
+                return Finding(State.DAMAGED, f"{record.path} has {found:,} bytes, not {record.bytes:,}")
+        if not recorded:
+            return Finding(State.DAMAGED, f"the record of {record.path} has no readable sequences")
+        return SOUND
+
+    async def _find_size(self, path: str) -> int | None:
+        if not self._existing.has(path):
+            return None
+        return next((one.bytes for one in await self._store.list(path) if one.path == path), None)
+
+
+def _count(picture: Picture) -> int:
+    """Return about how many objects a picture has."""
+    stream, count = picture.where.stream, -len(picture.table.consumed)
+    for document in (picture.manifest, picture.table):
+        totals = document.index.streams
+        chosen = totals.values() if stream is None else [totals[stream]] if stream in totals else []
+        count += len(document.listed) or sum(one.objects for one in chosen)
+    return max(0, count)
 
 
 # --- one object ------------------------------------------------------------------------------------------------------
@@ -242,82 +303,3 @@ def _find_wrong_facts(record: Stored, found: _Positions) -> list[str]:
     if found.min_ns < record.interval * 1_000_000_000:
         wrong.append(f"a message has the time {found.min_ns} ns, before its interval begins")
     return wrong
-
-
-def recorded_sequences(record: Stored) -> Sequences:
-    """Return the sequences that a record says its object holds; none if they can't be read."""
-    try:
-        return Sequences.from_text(record.sequences)
-    except ValueError:
-        return Sequences()
-
-
-# --- all of them -----------------------------------------------------------------------------------------------------
-
-
-def _add_up_streams(
-    records: list[Stored], adopted: list[Stored], picture: Picture, findings: dict[str, Finding], deep: bool
-) -> dict[str, Holdings]:
-    """Add up the holdings of every object."""
-    paths, removed = {one.path for one in adopted}, picture.removed
-    found: dict[str, Holdings] = {}
-    for stream in sorted({one.stream for one in records} | removed.keys()):
-        mine = [one for one in records if one.stream == stream]
-        found[stream] = _add_up(mine, paths, findings, removed.get(stream, Sequences()), deep)
-    return found
-
-
-def _add_up(
-    records: list[Stored], adopted: set[str], findings: dict[str, Finding], removed: Sequences, deep: bool
-) -> Holdings:
-    """Add up some objects. Undecodable: only under the undecodable key. Proven: just read in full."""
-    table = [one for one in records if one.path.startswith(TABLE)]
-
-    def find_held(one: Stored) -> Sequences:
-        return _sequences_of(one, findings[one.path])
-
-    stored = Sequences.union_of(map(find_held, records))
-    tabled = Sequences.union_of(map(find_held, table))
-    failed = [one for one in records if findings[one.path].state in BROKEN]
-    dangling = [one for one in failed if findings[one.path].state is State.GONE and one.path not in adopted]
-    given_up = {one.path for one in dangling}
-    broken = [one for one in failed if one.path not in given_up]
-    lost = Sequences.union_of(map(recorded_sequences, broken)) - stored
-    unchecked = [one for one in records if findings[one.path].state is State.UNCHECKED]
-    proofs = (one for one in records if deep and one.path in adopted and _is_proof(one, findings[one.path]))
-    return Holdings(
-        stored=stored,
-        table=tabled,
-        undecodable=stored - Sequences.union_of(find_held(one) for one in records if one.key != UNDECODABLE_KEY),
-        incomplete=_find_incomplete(records, find_held),
-        proven=Sequences.union_of(map(recorded_sequences, proofs)),
-        removed=removed - stored - lost,
-        lost=lost,
-        dangling={findings[one.path].sentence: recorded_sequences(one) - stored - removed for one in dangling},
-        duplicates=sum(findings[one.path].rows or one.count for one in table if find_held(one)) - len(tabled),
-        problems=tuple(findings[one.path].sentence for one in broken),
-        unchecked=tuple(findings[one.path].sentence for one in unchecked),
-        objects=len(records),
-        bytes=sum(one.bytes for one in records),
-    )
-
-
-def _find_incomplete(records: list[Stored], find_held: Callable[[Stored], Sequences]) -> dict[str, Sequences]:
-    """Return the sequences that are in no object of a format that keeps messages whole, by the name of their format."""
-    partly: dict[str, list[Sequences]] = defaultdict(list)
-    for one in records:
-        if not format_of(one.format).restorable:
-            partly[one.format.partition(".")[0]].append(find_held(one))
-    if not partly:
-        return {}
-    whole = Sequences.union_of(find_held(one) for one in records if format_of(one.format).restorable)
-    return {name: Sequences.union_of(several) - whole for name, several in partly.items()}
-
-
-def _sequences_of(record: Stored, finding: Finding) -> Sequences:
-    return (finding.held or Sequences()) if finding.state in BROKEN else recorded_sequences(record)
-
-
-def _is_proof(record: Stored, finding: Finding) -> bool:
-    """Return whether the object proves its messages: CSV does not store the payloads that it turns into rows."""
-    return finding.state is State.SOUND and format_of(record.format).restorable

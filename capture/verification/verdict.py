@@ -49,7 +49,7 @@ class Holdings:
     recorded for damaged objects, and no other object holds them. `dangling`, by a sentence for each, are the same for
     blocks that disappeared before they were adopted: a writer that gave up such a block has acknowledged none of its
     messages. `duplicates` is the number of surplus rows in the table. `problems` are sentences about damage,
-    `unchecked` about objects that could not be checked.
+    `unchecked` about objects that could not be checked, `refused` about those that the configuration does not allow.
     """
 
     stored: Sequences = field(default_factory=Sequences)
@@ -63,6 +63,7 @@ class Holdings:
     duplicates: int = 0
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     objects: int = 0
     bytes: int = 0
 

@@ -38,6 +38,7 @@ NEEDS = {
     "a message's ttl": Need((2, 11), "the header Nats-TTL"),
     "a time to live of a single key": Need((2, 11), "the header Nats-TTL, buckets that allow it"),
     "pausing a consumer": Need((2, 11), "CONSUMER.PAUSE"),
+    "several direct gets at once": Need((2, 11), "batches of ADR-31"),
     "a partitioned group": Need((2, 11), "pinned consumers"),
     "a partition by the whole subject": Need((2, 12), "the mapping {{partition(n)}} without tokens"),
     "an atomic batch": Need((2, 12), "ADR-50, allow_atomic"),

@@ -1,6 +1,6 @@
 """The states that an archive's leader and a node would publish; neither ever counts as late."""
 
-from capture.archive.iceberg_state import TableState
+from capture.archive.iceberg_state import CatalogState, TableState
 from capture.ingest.board import ArchiveState, NodeState
 
 STATE = ArchiveState(
@@ -36,4 +36,12 @@ STATE = ArchiveState(
         )
     ],
 )
-NODE = NodeState(node="node-1", version="1.2", since=1_790_000_000.0, every=1e6, stored={"messages": 4321}, pending=17)
+NODE = NodeState(
+    node="node-1",
+    version="1.2",
+    since=1_790_000_000.0,
+    every=1e6,
+    stored={"messages": 4321},
+    pending=17,
+    catalogs=[CatalogState(stream="ORDERS", entry="lake.orders", number=12, since=1_790_000_000.0)],
+)

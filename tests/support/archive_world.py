@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 
 from set_engine import SetEngine, described, read_back
 
-from capture.archive.manifest import Partition, block_path, encode, entry_path
+from capture.archive import chain
+from capture.archive.index.tree import Index
+from capture.archive.manifest import Manifest, Partition, block_path, encode, entry_path
 from capture.archive.picture import read_picture
 from capture.archive.retention import EVERYTHING, Retention
+from capture.archive.table import Table
 from capture.errors import AlreadyStoredError, CaptureError, FencedError, ManifestError, NotStoredError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
@@ -52,6 +55,10 @@ class Steps(MemoryStore):
     async def get(self, path):
         await self._world.step()
         return await super().get(path)
+
+    async def get_range(self, path, start, length):
+        await self._world.step()
+        return await super().get_range(path, start, length)
 
     async def list(self, prefix=""):
         await self._world.step()
@@ -197,7 +204,8 @@ class World:
         await self._rounds(term, lambda: self._sweep(term))
 
     async def _sweep(self, term):
-        await sweep(self.store, term, self.table.read, now=self.now, grace=GRACE, retention=self.retention)
+        told = {"now": self.now, "grace": GRACE, "retention": self.retention, "look": not self.chance(3)}
+        await sweep(self.store, term, self.table.read, **told)
 
     async def _compacts(self, token):
         term = Believing(self, token, self.table)
@@ -218,8 +226,9 @@ class World:
             except NotStoredError as error:
                 if term.token == term.state.highest_token:  # a paused actor has no guarantees
                     raise AssertionError(f"an object that was needed is gone: {error}") from error
-            except CaptureError:
-                continue
+            except CaptureError as error:
+                if "_index/" in str(error) and term.token == term.state.highest_token:
+                    raise AssertionError(f"a page that was needed is gone: {error}") from error
 
     def write(self, sequences):
         """Store a block of messages of one interval."""
@@ -251,7 +260,9 @@ class World:
         assert unreadable == []
         try:
             picture = await read_picture(self.store, self.manifest.read_now, self.table.read)
-        except ManifestError:  # it read an outdated state twice
+        except ManifestError as error:  # it read an outdated state twice
+            if "_index/" in str(error):
+                raise AssertionError(f"a page that was needed is gone: {error}") from error
             return
         files = [json.loads(await self.store.get(one.path)) for one in picture.files]
         blocks = [json.loads(await self.store.get(one.path)) for one in picture.blocks]
@@ -360,6 +371,19 @@ class World:
             rows.update(json.loads(await self.store.get(one.path)))
         assert set(rows.values()) <= {1}
         return picture, set(rows)
+
+    async def pages(self):
+        """Return the stored pages; assert that documents need them, or that they are about to be deleted."""
+        stored = {one.path for one in await self.store.list("_index/")}
+        needed = set()
+        for head, kind in ((self.manifest, Manifest), (self.table, Table)):
+            document, index = await chain.read(self.store, await head.read(), kind), Index(self.store, kind.PAGES)
+            reached = await index.reach(document.index)
+            assert {index.path(name) for name in reached} <= stored
+            needed |= {index.path(name) for name in reached}
+            needed |= {index.path(name) for one in document.outdated for name in one.pages}
+        assert stored <= needed, f"left over: {sorted(stored - needed)}"
+        return stored
 
     async def _rounds_of_new_leaders(self, count):
         for _ in range(count):

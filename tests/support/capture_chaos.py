@@ -24,7 +24,7 @@ from unittest.mock import patch
 from capture_chaos_faults import Faults, schedule
 from capture_chaos_judge import Findings, judge
 from capture_chaos_load import Load
-from capture_chaos_nodes import HASTY, PRODUCT, Bucket, Folder, Node, StuckError, environment, toml
+from capture_chaos_nodes import HASTY, PAGED, PRODUCT, Bucket, Folder, Node, StuckError, environment, toml
 from group_members import partitioned
 from patient import NEVER, PATIENCE
 from stores import running_seaweedfs
@@ -66,6 +66,7 @@ class Options:
     spark: bool = False
     faults: tuple[str, ...] = ()  # these, in this order, instead of the faults from `kills` and `seed`
     broken: bool = False  # the control: nodes ack too early
+    pages: bool = False  # small ones in the archive's index
 
     def settings(self):
         """Return the settings for capture.toml, without the addresses of NATS and the store."""
@@ -133,7 +134,7 @@ class Chaos:
     def __init__(self, natty, servers, store, folder, options, say):
         self.natty, self.options, self._say = natty, options, say
         self._folder, self._consumers = folder, ["capture"]
-        program = HASTY if options.broken else PRODUCT
+        program = HASTY if options.broken else PAGED if options.pages else PRODUCT
         self.nodes = [
             Node(f"node-{number}", servers[number % len(servers)], store, folder, options.settings(), program)
             for number in range(options.nodes)
@@ -307,6 +308,7 @@ def _arguments():
     parser.add_argument("--buffers", choices=("memory", "disk"), default=Options.buffers)
     parser.add_argument("--layout", default=Options.layout)
     parser.add_argument("--spark", action="store_true", help="compact, too")
+    parser.add_argument("--pages", action="store_true", help="small pages in the archive's index")
     parser.add_argument("--broken", action="store_true", help="the control: nodes that ack too early")
     return parser.parse_args()
 

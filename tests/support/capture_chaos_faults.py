@@ -84,8 +84,9 @@ class Faults:
         """Kill the sweep's leader: at its new manifest, or when it has begun to remove the entries that this adopts."""
         if self.store.kind == "folder":
             return await self._kill_sweep_of_folder(node, dice)
-        which = dice.choice((("PUT", "_manifest/"), ("DELETE", "_entries/")))
-        return await self._kill_at(lambda request: _is(request, *which), node, dice)
+        if dice.choice((True, False)):
+            return await self._kill_at(lambda request: _is(request, "PUT", "_manifest/"), node, dice)
+        return await self._kill_at(_removes_entries, node, dice)
 
     async def _kill_at(self, wanted, node, dice):
         answer, killed = dice.choice((REFUSED, LOSE_ANSWER)), []
@@ -301,6 +302,12 @@ async def _a_while(dice, longest=2.0):
 
 def _is(request, method, folder):
     return request.method == method and f"/{folder}" in unquote(request.target)
+
+
+def _removes_entries(request):
+    """Return whether it deletes one entry, or several at once."""
+    several = request.method == "POST" and "delete" in request.target.partition("?")[2]
+    return _is(request, "DELETE", "_entries/") or (several and b"_entries/" in request.body)
 
 
 def _newest(folder):

@@ -14,7 +14,7 @@ from capture.formats.choose import read_object
 from capture.maintenance.sweep import read_entries
 from capture.stores import open_store
 from capture.verification.check import archive_picture
-from capture.verification.objects import UNDECODABLE_KEY
+from capture.verification.holdings import UNDECODABLE_KEY
 from natty.pulling.ordered import CaughtUp, Ordered
 from natty.wire.message import Batch, parse_headers
 
@@ -72,7 +72,7 @@ async def judge(natty, config, load, removed):
     findings.removed = len(removed.keys() - copy.keys())
     tabled = Counter(row for stored in picture.files for row in Sequences.from_text(stored.sequences))
     findings.complain("twice in the table", (row for row, count in tabled.items() if count > 1))
-    retired = {one.path for one in (*picture.manifest.retired, *picture.table.retired)} | {*picture.table.consumed}
+    retired = {one.path for one in (*picture.manifest.retired, *picture.table.retired)} | picture.table.consumed_paths
     await _look_at_objects(store, {stored.path for stored in blocks} | retired, findings)
     return findings
 

@@ -55,6 +55,19 @@ async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, n
     return one
 
 
+async def expose_files(exposer, store, before, table, *, token=1, now):
+    """Return this table with its metadata for engines; `before` are the files of the table that was committed last."""
+
+    async def files(stream):
+        for one in table.files:
+            if one.stream == stream:
+                yield [one]
+
+    old, new = {one.path for one in before}, {one.path for one in table.files}
+    came, gone = [one for one in table.files if one.path not in old], [one for one in before if one.path not in new]
+    return await exposer.expose(store, table, came=came, gone=gone, files=files, token=token, now=now)
+
+
 def static_table(store, stream="S"):
     """Return the Iceberg table as a reader sees it that knows only its folder, without a server."""
     return StaticTable.from_metadata(f"{archive_location(store)}/{folder(stream)}")

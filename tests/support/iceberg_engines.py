@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 import pyarrow as pa
-from exposing import HOUR, table_file
+from exposing import HOUR, expose_files, table_file
 
 from capture.archive import chain
 from capture.archive.chain import Retired
@@ -29,7 +29,7 @@ async def archive(url):
     old = await table_file(store, [1, 2, 3], name="a", key="a/b %", own=False)
     small = await table_file(store, [4], name="b", typed=typed(pa.int32(), [7]))
     table = Table(files=[old, small], columns=write_columns(pa.schema([("price", pa.int32())])))
-    table = await exposer.expose(store, table, token=1, now=HOUR)
+    table = await expose_files(exposer, store, [], table, now=HOUR)
     head = await chain.commit(store, MemoryHead(1, state), None, table)
     wide = await table_file(store, [4, 5], name="c", typed=typed(pa.int64(), [7, 2**40]))
     table = msgspec.structs.replace(
@@ -38,7 +38,7 @@ async def archive(url):
         columns=write_columns(pa.schema([("price", pa.int64())])),
         retired=[Retired(small.path, HOUR)],
     )
-    table = await exposer.expose(store, table, token=2, now=HOUR + 60)
+    table = await expose_files(exposer, store, [old, small], table, token=2, now=HOUR + 60)
     await chain.commit(store, MemoryHead(2, state), head, table)
     await exposer.announce(store, table)
     return store, state

@@ -1,10 +1,12 @@
 """A stream of twenty messages, the data source for it, and the rows that are read."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 from spark_jetstream import source_options
 
+from capture.ingest.stream_range import stream_facts
 from capture.spark.jetstream import DefaultSource
-from capture.spark.jetstream.ranges import stream_facts
 from capture.spark.jetstream.readers import ENVELOPE
 from capture.spark.jetstream.splits import Range
 
@@ -38,8 +40,7 @@ def sequences_of(source):
 
 async def whole_range(natty, stream, first=1, last=None, **changes):
     facts = await stream_facts(natty, stream)
-    values = {"direct": facts.direct} | changes
-    return Range(stream, facts.created, first, last or facts.last, **values)
+    return Range(replace(facts, **changes), first, last or facts.last)
 
 
 async def read(reader):

@@ -75,6 +75,12 @@ class Jobs:
             "plan": plan,
         }
 
+    def union(self):
+        """Read archive and stream as one batch."""
+        rows = self.reader(archive=str(self.folder / "lake"))
+        counted = rows.selectExpr("count(*)", "count(DISTINCT sequence)", "sum(sequence)").head()
+        return {"counted": list(counted), "tasks": rows.rdd.getNumPartitions()}
+
     def refused(self):
         """Read with invalid options."""
         said = []

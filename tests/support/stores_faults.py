@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 from listening import listening
@@ -21,6 +21,7 @@ class Request:
     method: str
     target: str
     headers: dict[str, str]
+    body: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class FaultyHTTP:
         head = await reader.readuntil(b"\r\n\r\n")
         request = _parsed(head)
         body = await reader.readexactly(int(request.headers.get("content-length", 0)))
+        request = replace(request, body=body)
         self.requests.append(request)
         fault = self.fault(request)
         if fault == HANG:

@@ -2,7 +2,8 @@
 
 import hashlib
 
-from capture.archive import chain
+from indexed import read_whole
+
 from capture.archive.manifest import Manifest, Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.maintenance.sweep import sweep as sweep_with
@@ -50,4 +51,4 @@ async def write(store, *blocks, entries=True):
 
 
 async def committed(store, pointer):
-    return await chain.read(store, pointer.state.head, Manifest)
+    return await read_whole(store, pointer.state.head, Manifest)

@@ -14,6 +14,7 @@ from random import Random
 from archived import store_block
 from exposing import read_back, sequences_of
 from failing import Failing
+from indexed import read_whole
 
 from capture.archive import chain
 from capture.archive.iceberg_state import Expiry, Iceberg
@@ -123,7 +124,7 @@ class Soak:
         await compact(self.store, head, read, ArrowEngine(), POLICY, exposure=exposure, **told)
 
     async def committed(self):
-        return await chain.read(self.store, self.table.head, Table)
+        return await read_whole(self.store, self.table.head, Table)
 
     async def measured(self, seconds):
         objects, table = await self.store.list(), await self.committed()

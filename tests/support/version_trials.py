@@ -15,6 +15,7 @@ from scheduling import make_scheduling, published, waiting
 from template_streams import drained
 
 from capture import read
+from capture.ingest.direct_get import DirectGet
 from natty import WrongLastSequenceError
 from natty.groups import PartitioningFilter
 from natty.streams import stranded as stranded_module
@@ -43,6 +44,11 @@ async def capture(natty, name, folder):
     await store_all(natty, captured.config, captured.store)
     found = [(one.sequence, one.subject, one.payload) async for one in read(captured.store, stream=name)]
     assert sorted(found) == [(number + 1, f"{name}.{number}", b"%d" % number) for number in range(20)]
+    await natty.ensure_stream(name, allow_direct=True)
+    for number in range(5):
+        await natty.publish(f"{name}.{number}", b"late")
+    live = [one.sequence async for one in read(captured.store, stream=name, natty=natty, live=True)]
+    assert live == list(range(1, 26))
 
 
 async def buckets(natty, name, folder):
@@ -207,6 +213,15 @@ async def holds(natty, stream, count):
     return await messages_in(natty, stream) == count
 
 
+async def direct_gets(natty, name, folder):
+    await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True)
+    for number in range(5):
+        await natty.publish(f"{name}.{number}", b"")
+    parts = [list(messages.sequences) async for messages in DirectGet(natty, name, 1, 5)]
+    assert [one for part in parts for one in part] == [1, 2, 3, 4, 5]
+    assert len(parts) < 5
+
+
 TRIALS = {
     "streams": streams,
     "capture": capture,
@@ -214,6 +229,7 @@ TRIALS = {
     "a message's ttl": ttl_of_message,
     "a time to live of a single key": ttl_of_key,
     "pausing a consumer": pausing,
+    "several direct gets at once": direct_gets,
     "a partitioned group": group,
     "a partition by the whole subject": whole_subjects,
     "an atomic batch": atomic,

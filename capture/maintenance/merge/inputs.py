@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -23,6 +23,7 @@ from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.schema_evolution import adapt, evolve, find_column, in_table, read_columns, typed_part
 from capture.stores.contract import Store
+from natty.blocking.loop import Loop
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 2 << 20
@@ -30,7 +31,7 @@ BATCH_BYTES = 2 << 20
 FOOTER_BYTES = 64 * 1024
 """This much of a Parquet file's end is read for its footer; a longer footer takes a second read."""
 FOOTERS_AT_ONCE = 16
-AHEAD_OBJECTS = 8
+AHEAD_OBJECTS = 32
 AHEAD_BYTES = 16 << 20
 """Of objects that are fetched before they are needed, except for one of any size."""
 
@@ -158,6 +159,24 @@ async def fetch_ahead(store: Store, objects: Iterable[Stored]) -> AsyncGenerator
         for _, fetching in coming:
             fetching.cancel()
         await asyncio.gather(*(fetching for _, fetching in coming), return_exceptions=True)
+
+
+def fetch_blocking(store: Store, objects: Iterable[Stored]) -> Generator[tuple[Stored, bytes], None, None]:
+    """As `fetch_ahead`, for callers without an event loop: objects are also fetched while the caller works on one."""
+    loop, coming = Loop(), fetch_ahead(store, objects)
+
+    async def following() -> tuple[Stored, bytes] | None:
+        return await anext(coming, None)
+
+    async def end() -> None:
+        await coming.aclose()
+
+    try:
+        while found := loop.call(following()):
+            yield found
+    finally:
+        loop.call(end())
+        loop.end()
 
 
 def _room(coming: Iterable[tuple[Stored, object]], following: Stored) -> bool:

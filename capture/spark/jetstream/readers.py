@@ -16,10 +16,12 @@ from pyspark.sql.types import StructType
 from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS
 from capture.errors import ConfigError, DataLossError
 from capture.formats.envelope import SCHEMA, to_table
+from capture.ingest.stream_range import StreamFacts, stream_facts
 from capture.spark.jetstream.blocking import Blocking
-from capture.spark.jetstream.ranges import RangeReader, stream_facts
+from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.source_options import ReadOptions, nearest
-from capture.spark.jetstream.splits import LEAVE, Offset, Range, StreamFacts, describe_gone, ranges, resume
+from capture.spark.jetstream.splits import LEAVE, Offset, Range, describe_gone, ranges, resume
+from capture.spark.jetstream.union import ArchivePart, TailPart, plan_union, read_part
 from natty import Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE
@@ -34,6 +36,10 @@ log = logging.getLogger("capture.spark.jetstream")
 
 def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield a range's messages, with the requested columns."""
+    if isinstance(wanted, ArchivePart | TailPart):
+        with Blocking(options.nats) as client:
+            yield from client.iterate(read_part(client.natty, options, columns, wanted))
+        return
     if not isinstance(wanted, Range):  # Spark's own, if there is nothing to read
         return
     bare = FROM_HEADERS.isdisjoint(columns)
@@ -46,18 +52,23 @@ def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartit
 
 
 class JetStreamReader(DataSourceReader):
-    """A batch: the stream's messages when it is planned, between `startSequence` or `startTime` and `endSequence`."""
+    """A batch: the stream's messages when it is planned, between `startSequence` or `startTime` and `endSequence`.
+
+    With `archive` also those that the archive holds.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._columns = options, list_columns(schema)
 
-    def partitions(self) -> list[Range]:
-        """Return the ranges to read. DataLossError if the first requested sequence is gone."""
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the parts to read. DataLossError if the first requested sequence is gone."""
         with Blocking(self._options.nats) as client:
             return client.run(self._plan(client.natty))
 
-    async def _plan(self, natty: Natty) -> list[Range]:
+    async def _plan(self, natty: Natty) -> Sequence[InputPartition]:
         options = self._options
+        if options.archive:
+            return await plan_union(natty, options)
         stream = await _facts(natty, options)
         first = await find_beginning(natty, stream, options)
         last = min(stream.last, options.end_sequence or stream.last)
@@ -76,6 +87,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        if options.archive:
+            raise ConfigError("archive is for spark.read: a streaming query reads the stream alone")
         self._options, self._columns = options, list_columns(schema)
         self._client: Blocking | None = None
         self._target: int | None = None

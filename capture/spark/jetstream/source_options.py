@@ -51,6 +51,9 @@ class ReadOptions:
     partitions: int = 0
     fail_on_data_loss: bool = True
     read_by: str = "auto"
+    archive: str = ""
+    key_file: str = ""
+    durable: str = "capture"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ReadOptions:
@@ -61,6 +64,7 @@ class ReadOptions:
         first, last = values.get("start_sequence", 0), values.get("end_sequence", 0)
         if last and first > last:
             raise ConfigError(f"endSequence {last} is before startSequence {first}")
+        _check_archive(values)
         return cls(**values)
 
 
@@ -81,6 +85,16 @@ class WriteOptions:
         if values.get("write_id") and values.get("message_ids") == "none":
             raise ConfigError("writeId makes message ids, and messageIds is none: remove one of them")
         return cls(**values)
+
+
+def _check_archive(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that need `archive`, or exclude it."""
+    names = {keyword: name for name, (keyword, _) in _READ.items()}
+    for keyword in ("key_file", "durable"):
+        if keyword in values and not values.get("archive"):
+            raise ConfigError(f"{names[keyword]} is for reading an archive: give the option archive, too")
+    if values.get("archive") and values.get("read_by", "auto") != "auto":
+        raise ConfigError("readBy is for reading a stream alone: omit it, or the option archive")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -165,6 +179,9 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partitions": ("partitions", _count),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
     "readBy": ("read_by", _one_of("auto", "direct", "consumer")),
+    "archive": ("archive", _text),
+    "keyFile": ("key_file", _text),
+    "durable": ("durable", _text),
 }
 _WRITE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "stream": ("stream", _stream),

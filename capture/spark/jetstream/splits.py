@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from capture.errors import DataLossError
+from capture.ingest.stream_range import StreamFacts, StreamRange
 
 RANGE = 100_000
 """Sequences of a partition, if the number of partitions is not given: about a second's work."""
@@ -17,24 +18,6 @@ RANGE = 100_000
 MAX_RANGES = 64
 
 LEAVE = "set failOnDataLoss to false to continue with the messages that are left"
-
-
-@dataclass(frozen=True)
-class StreamFacts:
-    """The facts that the stream's leader reports: which stream of this name it is, and which sequences it holds."""
-
-    name: str
-    created: str
-    first: int
-    last: int
-    direct: bool
-
-    @classmethod
-    def of(cls, info: Mapping[str, Any]) -> StreamFacts:
-        """Return them from the answer to `STREAM.INFO`. An empty stream's first sequence is the next one's."""
-        config, state = info["config"], info["state"]
-        first = state["first_seq"] if state["messages"] else state["last_seq"] + 1
-        return cls(config["name"], info["created"], first, state["last_seq"], bool(config.get("allow_direct")))
 
 
 @dataclass(frozen=True)
@@ -50,18 +33,8 @@ class Offset:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Range(InputPartition):
-    """The messages from one sequence to another, both included, of the stream that was made at `created`."""
-
-    stream: str
-    created: str
-    first: int
-    last: int
-    direct: bool
-
-    def __repr__(self) -> str:
-        return f"Range({self.stream}, {self.first}–{self.last})"
+class Range(StreamRange, InputPartition):
+    """The part of a stream that one task reads."""
 
 
 def ranges(stream: StreamFacts, first: int, last: int, wanted: int = 0) -> list[Range]:
@@ -74,7 +47,7 @@ def ranges(stream: StreamFacts, first: int, last: int, wanted: int = 0) -> list[
         return []
     count = min(length, wanted or min(MAX_RANGES, -(-length // RANGE)))
     cuts = [first + length * number // count for number in range(count + 1)]
-    return [Range(stream.name, stream.created, begin, end - 1, stream.direct) for begin, end in pairwise(cuts)]
+    return [Range(stream, begin, end - 1) for begin, end in pairwise(cuts)]
 
 
 def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) -> tuple[int, str]:

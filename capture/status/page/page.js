@@ -84,6 +84,13 @@ function tables(list, now) {
   ]));
 }
 
+function catalogs(list) {
+  return table("entries in the catalog", ["stream", "entry", "table", "since", "state"], list.map(one => [
+    one.stream, one.entry, one.since ? count(one.number) : "none", one.since ? new Date(1000 * one.since).toISOString().slice(0, 19).replace("T", " ") : "",
+    warned(one.trouble || "current", one.trouble),
+  ]));
+}
+
 function nodes(list) {
   return table("nodes", ["node", "version", "since", "messages", "blocks", "size", "pending", "oldest", "heard"], list.map(one => [
     one.node, one.version, new Date(1000 * one.since).toISOString().slice(0, 19).replace("T", " "), count(one.stored.messages ?? 0),
@@ -117,6 +124,8 @@ function section(archive, now) {
     parts.push(streams(state.streams));
     if (state.tables?.length) parts.push(tables(state.tables, now));
   }
+  const entries = archive.nodes.filter(node => !node.late).flatMap(node => node.catalogs ?? []);
+  if (entries.length) parts.push(catalogs(entries));
   parts.push(nodes(archive.nodes));
   return made("section", parts, { id: `archive-${archive.archive}` });
 }

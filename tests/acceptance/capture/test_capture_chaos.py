@@ -38,7 +38,7 @@ def play(own_server, tmp_path, capsys):
 
 
 async def test_nothing_is_lost_or_invented_whatever_happens_to_nodes_server_and_object_store(play, bucket):
-    outcome = await play(bucket, messages=5000, kills=6)
+    outcome = await play(bucket, messages=5000, kills=6, pages=True)
     assert outcome.wrong == []
     assert {*outcome.faults.played} == {*schedule("s3", 6, 0), "forget"}
     assert outcome.faults.kills == 6
@@ -46,7 +46,8 @@ async def test_nothing_is_lost_or_invented_whatever_happens_to_nodes_server_and_
 
 async def test_nothing_is_lost_or_invented_whatever_happens_to_a_folder(play, tmp_path):
     struck = ("full", "kill", "purge", "kill_sweep", "fail", "rollup", "kill", "delete")
-    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck, layout="/dated")
+    told = {"layout": "/dated", "pages": True}
+    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck, **told)
     assert outcome.wrong == []
     assert sorted(outcome.faults.played.elements()) == sorted((*struck, "forget"))
 

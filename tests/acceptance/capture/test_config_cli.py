@@ -32,7 +32,7 @@ def every_setting(config=CaptureConfig, table=""):
     names = []
     for field in msgspec.structs.fields(config):
         if isinstance(field.default, msgspec.Struct):
-            names += every_setting(type(field.default), f"{field.name}.")
+            names += every_setting(type(field.default), f"{table}{field.name}.")
         else:
             names.append(f"{table}{field.name}")
     return names

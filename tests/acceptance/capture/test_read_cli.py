@@ -58,6 +58,14 @@ def test_an_archive_is_printed_asked_about_and_moved(shell, archive, served):
     assert [row["sequence"] for row in live] == list(range(1, MESSAGES + 4))
     assert live[-1]["payload"] == "late 2"
 
+    number = "SELECT count(*) AS n, max(sequence) AS last FROM messages"
+    answer = shell.capture("sql", number, "--store", "lake", "--live", "--json")
+    assert (answer.status, answer.err) == (0, "")
+    assert json.loads(answer.out) == [{"n": MESSAGES + 3, "last": MESSAGES + 3}]
+    without = shell.capture("sql", number, "--store", "lake", "--live", "--engine", "spark")
+    assert (without.status, without.out) == (1, "")
+    assert "with --live, use --engine duckdb" in without.complaint
+
     odd = "SUM(CASE WHEN odd THEN 1 ELSE 0 END) AS odd"
     counted = f"SELECT subject, COUNT(*) AS n, {odd} FROM messages GROUP BY 1 ORDER BY 1"
     asked = shell.capture("sql", counted, "--store", "lake", "--schema", "n INT, odd BOOLEAN", "--json", NATS_URL="")
@@ -92,6 +100,24 @@ def test_an_archive_is_printed_asked_about_and_moved(shell, archive, served):
     assert damaged.status == 1
     assert damaged.complaint.endswith(": it was cut off or changed")
     assert str(block.relative_to(shell.folder / "lake")) in damaged.complaint
+
+
+def test_a_live_query_without_the_key_or_the_server_or_the_stream_says_so(shell, archive, served):
+    number = ("sql", "SELECT count(*) AS n FROM messages", "--store", "lake", "--live", "--json")
+    alone = shell.capture(*number, NATS_URL="tls://127.0.0.1:1")
+    assert (alone.status, alone.out) == (1, "")
+    assert alone.complaint
+    encrypted = shell.capture(*number, CAPTURE_ENCRYPT="true")
+    assert (encrypted.status, encrypted.out) == (1, "")
+    assert "there is no key" in encrypted.complaint
+
+    async def delete(natty):
+        await natty.jetstream.request(f"STREAM.DELETE.{archive}")
+
+    served(delete)
+    gone = shell.capture(*number)
+    assert (gone.status, json.loads(gone.out)) == (0, [{"n": MESSAGES}])
+    assert f"stream {archive} does not exist any more" in gone.err
 
 
 def test_whoever_reads_may_have_had_enough(shell, archive):

@@ -75,6 +75,7 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
     status, _, text = get("/metrics", **shown)
     assert status == 200
     assert f'capture_archive_rows{{archive="{archive}"}} 70000\n' in text
+    assert f'capture_archive_catalog_current{{archive="{archive}",stream="ORDERS"}} 1\n' in text
     assert f'capture_archive_stream_lag_seconds{{archive="{archive}",stream="ORDERS"}} 2.5\n' in text
     assert f'capture_archive_led{{archive="{archive}",office="sweep"}} 0\n' in text
     assert text.count("# TYPE capture_archive_led gauge") == 1
@@ -104,6 +105,7 @@ def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_
             "node-1",
             "4,321",
             "6129484611666145821",  # the table's snapshot
+            "lake.orders",  # the entry in the user's catalog
         ):
             assert expected in seen["text"]
         publish(served, archive, rows=1_234_567)

@@ -269,7 +269,9 @@ def test_the_roles_of_an_archive(guarded):
     assert all("natty_leaders" in line for line in refused)  # it takes part in no election, and says so
     captured(guarded, "leader")
     assert guarded.refused("leader") == []
-    for words in (("verify",), ("ls",), ("cat",), ("status",)):
+    guarded.run("root", lambda natty: natty.ensure_stream("ORDERS", allow_direct=True))
+    live = ("sql", "--live", "SELECT count(*) FROM messages")
+    for words in (("verify",), ("ls",), ("cat",), ("cat", "--live"), live, ("status",)):
         done = guarded.shell("reader").capture(*words)
         assert done.status == (3 if words == ("status",) else 0), (words, done)  # nobody leads now
     assert guarded.refused("reader") == []

@@ -7,9 +7,10 @@ from decimal import Decimal
 import msgspec
 import pyarrow as pa
 import pytest
-from exposing import HOUR, table_file
+from exposing import HOUR, expose_files, table_file
 from iceberg_engines import EXPECTED, TOKEN, archive, prepare
 from iceberg_on_duckdb import ENVIRONMENT, PACKAGES, Refused, answers, attach, running
+from masked_blocks import Masked
 
 from capture.archive import chain
 from capture.archive.iceberg_state import archive_location, folder
@@ -52,8 +53,8 @@ async def commit(store, state, *files, columns=""):
     """Commit a table with these files besides those it has."""
     head = state.head
     table = await chain.read(store, head, Table)
-    table = msgspec.structs.replace(table, files=[*table.files, *files], columns=columns or table.columns)
-    table = await Exposer(store).expose(store, table, token=3, now=HOUR + 120)
+    wanted = msgspec.structs.replace(table, files=[*table.files, *files], columns=columns or table.columns)
+    table = await expose_files(Exposer(store), store, table.files, wanted, token=3, now=HOUR + 120)
     await chain.commit(store, MemoryHead(3, state), head, table)
     await Exposer(store).announce(store, table)
 
@@ -104,7 +105,7 @@ async def test_files_that_a_filter_leaves_out_are_not_opened(duck, tmp_path):
     store, state = open_store(f"{tmp_path}/an archive"), HeadState()
     wanted = await table_file(store, [1, 2, 3], name="a", key="a/b %")
     other = await table_file(store, [4], name="b", interval=HOUR + 3600)
-    table = await Exposer(store).expose(store, Table(files=[wanted, other]), token=1, now=HOUR)
+    table = await expose_files(Exposer(store), store, [], Table(files=[wanted, other]), now=HOUR)
     await chain.commit(store, MemoryHead(1, state), None, table)
     await Exposer(store).announce(store, table)
     await store.delete(other.path)
@@ -193,6 +194,19 @@ async def test_columns_of_every_type_keep_their_values_when_others_come_and_they
         ("moment = TIMESTAMPTZ '2026-11-21 03:04:05.678901 UTC'", [1, 2]),
     ):
         assert await duck.ask_column(f"SELECT sequence FROM {table} WHERE {condition} ORDER BY 1") == sequences
+
+
+async def test_rows_that_delete_files_mask_are_not_there(duck, tmp_path):
+    table = Masked(tmp_path)
+    [first, _] = await table.commit((1, 10), (8, 20))
+    await table.commit((15, 30))
+    await table.commit((1, 10), gone=[first])
+    reader = await table.check()
+    rows = f"FROM iceberg_scan('{reader.metadata_location}')"
+    assert await duck.ask_column(f"SELECT sequence {rows} ORDER BY 1") == table.held
+    assert await duck.ask_column(f"SELECT sequence {rows} WHERE sequence BETWEEN 9 AND 16 ORDER BY 1") == [
+        *range(9, 17)
+    ]
 
 
 async def test_the_catalog_is_asked_over_tls_with_the_token_only(duck, tmp_path, natty_tls):

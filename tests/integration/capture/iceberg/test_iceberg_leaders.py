@@ -12,9 +12,9 @@ import pytest
 from archiving import compact_once, store_all, sweep_once
 from electing import vacated_archive
 from exposing import sequences_of, static_table
+from indexed import read_whole
 from patient import PATIENCE
 
-from capture.archive import chain
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.table import Table
@@ -87,7 +87,7 @@ async def test_a_leader_that_stands_still_between_metadata_and_commit_is_refused
     store = open_store(config.store)
 
     async def committed():
-        return await chain.read(store, await COMPACTION.reader(fleet.natty, config.name)(), Table)
+        return await read_whole(store, await COMPACTION.reader(fleet.natty, config.name)(), Table)
 
     await fleet.publish([b"1", b"2", b"3"])
     await store_all(fleet.natty, config, store)

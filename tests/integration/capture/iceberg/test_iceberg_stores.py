@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from exposing import HOUR, sequences_of, table_file
+from exposing import HOUR, expose_files, sequences_of, table_file
 
 from capture.archive import chain
 from capture.archive.iceberg_state import hint_path
@@ -22,8 +22,8 @@ async def test_a_table_in_an_object_store_is_read_by_its_head(kind, request):
     for number, sequences in enumerate(([1, 2], [3]), start=1):
         one = await table_file(store, sequences, name=str(number), key="a/b %")
         table = await chain.read(store, head, Table)
-        table = msgspec.structs.replace(table, files=[*table.files, one])
-        table = await exposer.expose(store, table, token=1, now=HOUR + number)
+        wanted = msgspec.structs.replace(table, files=[*table.files, one])
+        table = await expose_files(exposer, store, table.files, wanted, now=HOUR + number)
         head = await chain.commit(store, MemoryHead(1, state), head, table)
         await exposer.announce(store, table)
     assert await store.get(hint_path("S")) == b"2"

@@ -57,7 +57,7 @@ capture.node.node.CommitOptions = partial(capture.node.node.CommitOptions, backo
 capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
 natty.pulling.pull.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # more than the README of an archive
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "full"]
 from capture.cli import main
 main()
@@ -169,7 +169,7 @@ async def test_nodes_killed_at_any_moment_lose_nothing_and_every_message_is_in_t
 
 
 async def test_a_node_whose_store_is_full_says_so_once_hands_back_and_another_gets_everything(fleet):
-    sizes = [400] * 10 + [30_000] * 50  # one of the large ones alone makes a block too large
+    sizes = [400] * 10 + [80_000] * 50  # one of the large ones alone makes a block too large
     payloads = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
     config = fleet.configure(decoder="raw", limits__max_age=0.5, ack_wait=NEVER, on_store_failure="stop")
     await fleet.publish(payloads, token=lambda number: "eu" if number < 10 else "us")

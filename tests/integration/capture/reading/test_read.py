@@ -9,7 +9,7 @@ from patient import PATIENCE
 import capture
 from capture.config.load import load
 from capture.errors import CaptureError, ConfigError, DataLossError
-from capture.reading import seam
+from capture.reading import search
 from capture.stores import open_store
 from natty import StreamNotFoundError
 from natty.config.units import parse_time
@@ -151,7 +151,7 @@ async def test_what_capture_was_given_and_the_stream_dropped_is_waited_for(natty
         await given.wait()
     await publish(natty, config.stream, 6, 9)  # 3 to 5 are in nobody's hands but capture's
     reading = asyncio.create_task(numbers(config, natty=natty))
-    await asyncio.sleep(2 * seam.LOOK_AGAIN)
+    await asyncio.sleep(2 * search.LOOK_AGAIN)
     assert not reading.done()
     await _store_by_hand(store, config, range(3, 6))
     async with asyncio.timeout(PATIENCE):

@@ -2,36 +2,15 @@
 
 import asyncio
 import contextlib
-import time
 
 import pytest
+from compacting import GRACE, compacting
 from patient import PATIENCE
 
 import capture
-from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.config.load import load
-from capture.maintenance.compaction import compact
-from capture.maintenance.compaction_plan import Policy
-from capture.stores import open_store
-from capture.testing import ArrowEngine
 
 PARTS = 40  # of what is published, one after the other
-GRACE = 3.0  # seconds: what is compacted is deleted while it is read
-
-
-async def compacting(natty, config, done):
-    """Compact all the while, as the elected leader; `done` takes what each run replaced."""
-    store, reader = open_store(config.store), SWEEP.reader(natty, config.name)
-
-    async def work(term):
-        head, engine, policy = TermHead(term, COMPACTION), ArrowEngine(), Policy(min_files=2, max_wait=0.5)
-        while True:
-            with contextlib.suppress(capture.CaptureError):  # the sweep has not made a manifest yet
-                report = await compact(store, head, reader, engine, policy, now=time.time(), grace=GRACE)
-                done.append(report.inputs)
-            await asyncio.sleep(0.2)
-
-    await natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
 
 
 async def sequences(reader):

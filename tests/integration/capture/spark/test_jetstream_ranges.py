@@ -9,10 +9,10 @@ from jetstream_ranges import WAYS, read, rows_of, sequences_of, source_of, twent
 from patient import NEVER, PATIENCE, PATIENT, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from capture.errors import ConfigError, DataLossError, SparkError
+from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.formats.envelope import SCHEMA
-from capture.spark.jetstream import direct
-from capture.spark.jetstream.answers import take_until
+from capture.ingest import direct_get
+from capture.ingest.direct_answers import take_until
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
 from natty import Natty
@@ -82,16 +82,16 @@ async def test_a_stream_without_direct_get_is_read_by_a_consumer_that_is_gone_af
 
 
 async def test_requests_follow_one_another_until_the_end(natty, stream, monkeypatch):
-    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 3)
+    monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 3)
     assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
-    monkeypatch.setattr(direct, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(direct_get, "REQUEST_BYTES", 1)
     assert await read(RangeReader(natty, await whole_range(natty, stream, last=17))) == list(range(1, 18))
 
 
 async def test_a_connection_that_is_lost_in_the_middle_costs_no_message(natty_proxy, stream, monkeypatch):
-    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 4)
-    monkeypatch.setattr(direct, "SILENCE", NEVER)  # the lost connection itself must have it asked for again
-    monkeypatch.setattr(direct, "GIVE_UP", NEVER)
+    monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 4)
+    monkeypatch.setattr(direct_get, "SILENCE", NEVER)  # the lost connection itself must have it asked for again
+    monkeypatch.setattr(direct_get, "GIVE_UP", NEVER)
     async with asyncio.timeout(PATIENCE), Natty(**{**natty_proxy.options, **PATIENT}) as client:
         found = []
         async for messages in RangeReader(client, await whole_range(client, stream)):
@@ -107,15 +107,15 @@ async def test_a_connection_that_is_lost_in_the_middle_costs_no_message(natty_pr
 
 
 async def test_an_answer_of_which_a_part_is_missing_is_asked_for_again(natty, stream, monkeypatch):
-    whole, cut = direct.DirectGet._receive, []
+    whole, cut = direct_get.DirectGet._receive, []
 
     def lossy(self, messages):
         if len(cut) < 3 and len(messages) > 2:
             cut.append(messages.pop(1))
         whole(self, messages)
 
-    monkeypatch.setattr(direct.DirectGet, "_receive", lossy)
-    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 7)
+    monkeypatch.setattr(direct_get.DirectGet, "_receive", lossy)
+    monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 7)
     assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
     assert cut
 
@@ -130,14 +130,14 @@ async def test_an_answer_that_does_not_come_is_asked_for_again(natty, stream, mo
             send(subject, data, **more)
 
     monkeypatch.setattr(natty.connection, "send", deaf)
-    monkeypatch.setattr(direct, "SILENCE", 0.2)
+    monkeypatch.setattr(direct_get, "SILENCE", 0.2)
     assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
     assert swallowed
 
 
 async def test_a_replica_that_is_behind_is_waited_for(natty, stream, monkeypatch):
     """What it has not got yet is no deleted message: the leader is asked before the end is believed."""
-    ask, behind = direct.DirectGet._ask, []
+    ask, behind = direct_get.DirectGet._ask, []
 
     async def lagging(self, position):
         answer = await ask(self, position)
@@ -148,7 +148,7 @@ async def test_a_replica_that_is_behind_is_waited_for(natty, stream, monkeypatch
             )
         return answer
 
-    monkeypatch.setattr(direct.DirectGet, "_ask", lagging)
+    monkeypatch.setattr(direct_get.DirectGet, "_ask", lagging)
     reader = RangeReader(natty, await whole_range(natty, stream))
     assert await read(reader) == list(range(1, 21))
     assert len(behind) == 2
@@ -171,8 +171,8 @@ async def test_a_mirror_that_answers_for_the_stream_is_not_believed(natty, strea
 async def test_direct_get_that_was_switched_off_meanwhile_is_said(natty, stream, monkeypatch):
     wanted = await whole_range(natty, stream)
     await natty.ensure_stream(stream, allow_direct=False, allow_destructive=True)
-    monkeypatch.setattr(direct, "GIVE_UP", 0.5)
-    with pytest.raises(SparkError, match="no server answered a direct get of stream"):
+    monkeypatch.setattr(direct_get, "GIVE_UP", 0.5)
+    with pytest.raises(CaptureError, match="no server answered a direct get of stream"):
         await read(RangeReader(natty, wanted))
 
 
@@ -187,7 +187,7 @@ async def test_what_is_not_permitted_is_said(natty_name, tmp_path):
             await natty.create_stream("S", subjects=["s"], allow_direct=True)
             await natty.publish("s", b"x")
         async with Natty(server.url, user="few", password="few", **PATIENT) as natty:
-            with pytest.raises(SparkError, match="not permitted"):
+            with pytest.raises(CaptureError, match="not permitted"):
                 await read(RangeReader(natty, await whole_range(natty, "S")))
 
 

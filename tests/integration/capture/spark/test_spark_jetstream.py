@@ -13,6 +13,7 @@ import pytest_asyncio
 import spark_jetstream
 from patient import FILLING, PATIENCE, until
 from spark_blocks import QUICK
+from two_tiers import TwoTiers
 
 from natty import Natty
 from natty.elections.guard import kill, members
@@ -52,6 +53,9 @@ async def answers(nats_server, tmp_path_factory):
         async with natty.publisher("FLOWING", **FILLING) as publisher:
             for number in range(1, MESSAGES + 1):
                 await publisher.publish(f"FLOWING.{number % 2}", b"message %d" % number, headers={"N": str(number)})
+        tiers = await TwoTiers(natty, "FLOWING", str(folder / "lake")).claim()
+        await tiers.keep(range(1, 1001))
+        await tiers.keep([700, 1500])
     killed = run(folder, options, "stream")
     try:
         commits = folder / "checkpoint" / "commits"
@@ -59,7 +63,7 @@ async def answers(nats_server, tmp_path_factory):
         assert killed.poll() is None, (folder / "log").read_text()[-3000:]
         killed.send_signal(signal.SIGKILL)
         await until(lambda: not members(killed.pid))  # the JVM and its workers too
-        done = run(folder, options, "stream", "batch", "refused", "write", "write_stream")
+        done = run(folder, options, "stream", "batch", "union", "refused", "write", "write_stream")
         try:
             said, _ = await asyncio.to_thread(done.communicate, timeout=6 * PATIENCE)
         finally:
@@ -88,6 +92,12 @@ async def test_a_stream_is_a_table(answers):
     assert (subject, payload, headers["N"], message_id) == ("FLOWING.1", "message 1", ["1"], None)
     assert batch["columns"] == ["payload", "sequence"]
     assert batch["sum"] == MESSAGES * (MESSAGES + 1) // 2
+
+
+async def test_archive_and_stream_are_one_table(answers):
+    union = answers["union"]
+    assert union["counted"] == [MESSAGES, MESSAGES, MESSAGES * (MESSAGES + 1) // 2]
+    assert union["tasks"] == 2  # one of each
 
 
 async def test_plans_show_no_option_and_a_refusal_repeats_no_secret(answers):

@@ -11,7 +11,7 @@ import msgspec
 import polars
 import pytest
 from archiving import compact_once, store_all, sweep_once
-from exposing import HOUR, sequences_of, table_file
+from exposing import HOUR, expose_files, sequences_of, table_file
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import (
     ForbiddenError,
@@ -57,8 +57,8 @@ class World:
 
     async def commit(self, *files):
         table = await chain.read(self.store, self.head, Table)
-        table = msgspec.structs.replace(table, files=[*table.files, *files])
-        table = await Exposer(self.store).expose(self.store, table, token=1, now=HOUR)
+        wanted = msgspec.structs.replace(table, files=[*table.files, *files])
+        table = await expose_files(Exposer(self.store), self.store, table.files, wanted, now=HOUR)
         self.head = await chain.commit(self.store, MemoryHead(1, self.state), self.head, table)
 
     @contextlib.asynccontextmanager

@@ -1,14 +1,25 @@
+import asyncio
+
 import pytest
-from archived import Archived, store_block
+from archived import ARCHIVE, NOW, Archived, store_block
 
 import capture
+from capture.archive import chain
 from capture.archive.encryption import Keys
+from capture.archive.history import recording_at
 from capture.archive.identity import claim
-from capture.errors import FormatError
+from capture.archive.recording import HOUR, Recording
+from capture.archive.trust import check_contents
+from capture.errors import FormatError, ManifestError, NotStoredError
 from capture.formats import writer
+from capture.maintenance.merge.inputs import fetch_blocking
 from capture.reading.duck import query
-from capture.reading.merge import make_look
+from capture.reading.merge import make_look, merge_shares
+from capture.reading.shares import plan_shares
 from capture.stores import open_store
+from capture.stores.contract import REQUESTS_AT_ONCE
+from capture.verification.audit import audit
+from natty.wire.background import map_concurrently
 
 KEYS = Keys({"k": bytes(32)})
 STREAM = "ORDERS"
@@ -37,3 +48,70 @@ async def test_an_archive_in_s3_over_tls_is_read_and_asked_about_like_any_other(
     await store.put(changed.path, (await store.get(changed.path))[:-1], if_absent=False)
     with pytest.raises(FormatError, match=changed.path):
         [message async for message in capture.read(store, keys=KEYS)]
+
+
+async def copied(archived, url):
+    """A copy of a whole archive in another store."""
+    store = open_store(url)
+    await map_concurrently(
+        await archived.paths(), lambda path: _copy(archived.store, store, path), at_once=REQUESTS_AT_ONCE
+    )
+    return store
+
+
+async def _copy(source, target, path):
+    await target.put(path, await source.get(path))
+
+
+async def test_any_hour_of_the_history_in_s3_is_found_and_proven_by_a_few_requests(s3, faulty):
+    archived, hours = Archived(), 300
+    for hour in range(hours):
+        archived.now = NOW + hour * HOUR
+        await archived.record(state={"messages": hour, "first_seq": 1, "last_seq": hour + 1})
+    direct = await copied(archived, s3.url("history"))
+    store = open_store(s3.url("history", endpoint=faulty.endpoint))
+    newest = await chain.read(direct, await chain.latest_offline(direct, Recording), Recording)
+    for hour in (0, 1, 99, 250, hours - 1):
+        faulty.requests.clear()
+        found = await recording_at(store, newest, NOW + hour * HOUR + 60)
+        assert found.streams[STREAM].state["messages"] == hour
+        assert len(faulty.requests) <= 5
+    audited = await audit(store, archive=ARCHIVE, deep=True)
+    assert (audited.problems, audited.documents > hours) == ((), True)
+
+    path = (await archived.paths("_history/"))[99]
+    await direct.put(path, (await direct.get(path)).replace(b"ORDERS", b"ORDER5"), if_absent=False)
+    with pytest.raises(ManifestError, match=f"{path} was changed"):
+        await recording_at(store, newest, NOW + 99 * HOUR + 60)
+    assert [one for one in (await audit(store, archive=ARCHIVE, deep=True)).problems if path in one]
+    await direct.delete(path)
+    with pytest.raises(NotStoredError, match=path):
+        await recording_at(store, newest, NOW + 99 * HOUR + 60)
+
+
+async def test_small_objects_in_s3_are_each_read_by_one_request_whoever_reads_them(s3, faulty):
+    archived = Archived()
+    for number in range(1, 101):
+        await store_block(archived.store, [number])
+    await copied(archived, s3.url("small"))
+    store = open_store(s3.url("small", endpoint=faulty.endpoint))
+    objects = sorted(await make_look(store)(), key=lambda one: one.first)
+
+    async def count(work):
+        faulty.requests.clear()
+        assert await work == 100
+        return len(faulty.requests)
+
+    async def merged():
+        return sum([len(batch) async for batch in merge_shares(store, plan_shares(objects))])
+
+    async def asked():
+        return (await query(store, objects, "SELECT count(DISTINCT sequence), sum(sequence) FROM messages")).rows[0][0]
+
+    async def fetched():
+        return len(await asyncio.to_thread(lambda: list(fetch_blocking(store, objects))))
+
+    async def checked():
+        return len((await check_contents(store, objects)).digests)
+
+    assert [await count(work()) for work in (merged, asked, fetched, checked)] == [100] * 4

@@ -11,7 +11,9 @@ from capture.archive.sequences import Sequences
 from capture.errors import StoreError, StoreUnreadableError
 from capture.maintenance.sweep import sweep
 from capture.stores import check_store, open_store
+from capture.stores.deletion import delete_all
 from capture.testing import HeadState, MemoryHead
+from natty.wire.background import map_concurrently
 
 
 async def test_s3_keeps_the_contract(s3):
@@ -29,6 +31,22 @@ async def test_a_store_may_be_the_bucket_itself(s3):
 
 async def test_azure_keeps_the_contract(azure):
     await check_store(open_store(azure.url()))
+
+
+async def test_azure_deletes_several_objects_by_one_request_whether_they_exist_or_not(azure, monkeypatch):
+    store = open_store(azure.url())
+    assert store.deletes_at_once == 256
+    names = [f"a/{number}" for number in range(300)]
+    await map_concurrently(names, lambda name: store.put(name, b""), at_once=16)
+    single = []
+    monkeypatch.setattr(store, "_delete", single.append)
+    await delete_all(store, names)
+    assert (await store.list(), single) == ([], [])
+    monkeypatch.undo()
+    await store.put("one", b"")
+    await delete_all(store, ["none", "one", "nor this"])
+    assert await store.list() == []
+    assert store.deletes_at_once == 256
 
 
 async def test_a_store_that_ignores_conditional_puts_is_refused_at_the_first_put_and_holds_nothing_of_ours(careless_s3):

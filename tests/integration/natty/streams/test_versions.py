@@ -17,6 +17,7 @@ from restoring import Capturing
 from servers import old_server
 from version_trials import TRIALS
 
+from capture.ingest import stream_range
 from capture.verification.check import check
 from natty import ConsumerNotFoundError, Natty, UnsupportedError
 from natty.cli.server_checks import check_faults
@@ -67,6 +68,19 @@ async def test_a_feature_works_on_its_minimum_version_and_on_the_newest(
     async with connected(servers(package(NEEDS[feature].minimum) if at == "minimum" else NEWEST)) as natty:
         natty.jetstream.require(feature)
         await TRIALS[feature](natty, natty_name("v"), tmp_path)
+
+
+async def test_a_server_that_answers_with_one_message_is_read_by_a_consumer(servers, natty_name, monkeypatch):
+    """As in a cluster that is being upgraded, where another server than the client's answers."""
+    monkeypatch.setattr(stream_range, "BATCHES", NEEDS["streams"])
+    async with connected(servers(package(NEEDS["capture"].minimum))) as natty:
+        name = natty_name("old")
+        await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True)
+        for number in range(5):
+            await natty.publish(f"{name}.{number}", b"")
+        wanted = stream_range.StreamRange(await stream_range.stream_facts(natty, name), 1, 5)
+        found = [one async for messages in stream_range.read_range(natty, wanted) for one in messages.sequences]
+    assert found == [1, 2, 3, 4, 5]
 
 
 def test_the_newest_version_that_is_tried_has_all_features():

@@ -2,6 +2,7 @@ import hashlib
 
 import msgspec
 import pytest
+from failing import Failing
 
 from capture.archive import chain
 from capture.archive.chain import (
@@ -17,7 +18,7 @@ from capture.archive.chain import (
 )
 from capture.archive.manifest import Manifest
 from capture.archive.table import Table
-from capture.errors import FencedError, ManifestError
+from capture.errors import FencedError, ManifestError, StoreError
 from capture.stores import MemoryStore, ObjectInfo
 from capture.testing import HeadState, MemoryHead
 
@@ -41,10 +42,10 @@ def test_a_damaged_document_is_named(data):
 
 
 def test_a_newer_format_is_refused_by_name_even_if_nothing_else_of_it_is_known():
-    with pytest.raises(ManifestError, match="m has format 3; this version reads up to 2"):
-        decode(b'{"format": 3, "blocks": "elsewhere"}', "m", Manifest)
-    with pytest.raises(ManifestError, match="t has format 3; this version reads up to 2"):
-        decode(b'{"format": 3}', "t", Table)
+    with pytest.raises(ManifestError, match="m has format 4; this version reads up to 3"):
+        decode(b'{"format": 4, "blocks": "elsewhere"}', "m", Manifest)
+    with pytest.raises(ManifestError, match="t has format 4; this version reads up to 3"):
+        decode(b'{"format": 4}', "t", Table)
 
 
 def test_a_documents_path_has_its_number_and_its_term():
@@ -68,7 +69,7 @@ async def test_a_commit_numbers_the_document_and_names_its_parent():
     second = await commit(store, pointer, first, named("a"))
     assert await pointer.read() == second == Head(2, 5, document_path(Manifest, 2, 5), second.sha256)
     manifest = await chain.read(store, second, Manifest)
-    assert (manifest.format, manifest.number, manifest.token, manifest.leader) == (2, 2, 5, "a")
+    assert (manifest.format, manifest.number, manifest.token, manifest.leader) == (3, 2, 5, "a")
     assert (manifest.parent, manifest.parent_sha256) == (first.path, first.sha256)
 
 
@@ -171,6 +172,18 @@ async def test_a_document_ahead_of_the_head_is_committed_before_anything_else():
             assert manifest.created == 4.0
             assert recovered == state.head
             assert manifest.number == recovered.number > 4
+
+
+@pytest.mark.parametrize("dies_after", range(4))
+async def test_a_leader_that_is_killed_while_it_commits_leaves_no_document_without_its_pages(dies_after):
+    """Its successor, and readers without the head, take the latest document that is stored."""
+    store, pages = Failing(lambda: NOW), {f"_index/blocks/{number}": b"page" for number in range(3)}
+    store.left = dies_after + 1
+    with pytest.raises(StoreError, match="killed"):
+        await commit(store, MemoryHead(1), None, Manifest(), pages)
+    store.left = -1
+    stored = {one.path for one in await store.list()}
+    assert await latest_offline(store, Manifest) is None or pages.keys() <= stored
 
 
 async def test_readers_without_the_head_find_the_latest_document():

@@ -12,6 +12,8 @@ from random import Random
 import pytest
 from archive_world import GRACE, World
 
+from capture.archive.index import tree
+from capture.archive.index.tree import Sizes
 from capture.archive.retention import Rule
 from capture.archive.table import list_still_named
 from capture.errors import AlreadyStoredError
@@ -30,7 +32,21 @@ RULES = [
 ]
 
 
+@contextlib.contextmanager
+def paged(seed):
+    """Let every second archive keep its records in pages of a few entries, the others in the documents."""
+    small = Sizes(leaf=900, inner=2000, apart=60, inline=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "SIZES", small if seed % 2 else tree.SIZES)
+        yield
+
+
 async def lived(seed, kind=World, **options):
+    with paged(seed):
+        return await lived_on(seed, kind, **options)
+
+
+async def lived_on(seed, kind, **options):
     world = kind(Random(seed), **options)
     try:
         await world.run(STEPS)
@@ -41,6 +57,8 @@ async def lived(seed, kind=World, **options):
         assert picture.manifest.retired == []
         left = await world.store.list("blocks/") + await world.store.list("table/")
         assert {one.path for one in left} == {one.path for one in picture.files}
+        if seed % 2:
+            assert await world.pages()
     except AssertionError as error:
         raise AssertionError(f"seed {seed}, after {len(world.trace)} steps: {error}") from error
     finally:

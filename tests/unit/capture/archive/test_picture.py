@@ -230,7 +230,7 @@ async def test_an_archive_of_format_1_is_brought_up_by_its_first_leaders(first):
     if first == "compact":
         await archive.compact()
         picture = await read_picture(archive.store, archive.manifest.read, archive.table.read)
-        assert picture.table.consumed == [waiting.path]
+        assert picture.table.consumed_paths == {waiting.path}
         assert {one.path for one in picture.table.retired} == {replaced, tabled.path}
     else:
         await archive.sweep()
@@ -246,14 +246,14 @@ async def test_an_archive_of_format_1_is_brought_up_by_its_first_leaders(first):
 
 
 async def test_a_leader_of_format_1_commits_nothing_once_the_archive_was_brought_up():
-    """It is fenced in its own election, whose head the sweep has taken over; and reads no manifest of format 2."""
+    """It is fenced in its own election, whose head the sweep has taken over; and reads no manifest of format 3."""
     archive, *_ = await old_archive()
     old = MemoryHead(9, archive.manifest)
     await archive.sweep()
     with pytest.raises(FencedError):
         await old.commit(Head(42, 9, "_manifest/42", "aa"))
     head = archive.manifest.head
-    assert json.loads(await archive.store.get(head.path))["format"] == 2
+    assert json.loads(await archive.store.get(head.path))["format"] == 3
 
 
 def test_the_first_table_is_what_format_1_told():

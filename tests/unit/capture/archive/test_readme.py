@@ -13,6 +13,8 @@ from archived import ARCHIVE, KEYS, SIGNER, STREAM, Archived, records, store_blo
 from cryptography.exceptions import InvalidSignature
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indexed import read_whole
+from readme_programs import DECRYPTED, PAGE, PROGRAM, SETS, SIGNATURE, run
 from sealed import HEADERS, block
 
 from capture.archive import chain, iceberg_state, identity, manifest, recording, scope, signing, table
@@ -25,16 +27,6 @@ from capture.decoders import decoder
 from capture.formats import writer
 from capture.formats.envelope import SCHEMA
 from capture.stores import MemoryStore
-
-PAGE = text().decode()
-PROGRAM, SETS, DECRYPTED, SIGNATURE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def ran(code):
-    """Return the names that a program of the page defines."""
-    names = {"__name__": "the page"}
-    exec(compile(code, README, "exec"), names)
-    return names
 
 
 def imported(code):
@@ -50,7 +42,6 @@ def test_its_programs_stand_on_python_and_one_package_each():
     assert imported(PROGRAM) - sys.stdlib_module_names == {"pyarrow"}
     assert imported(SETS) <= sys.stdlib_module_names
     assert imported(DECRYPTED) | imported(SIGNATURE) <= {"cryptography", *sys.stdlib_module_names}
-    assert len([line for line in PROGRAM.splitlines() if line.strip()]) < 60
 
 
 @pytest.fixture
@@ -60,7 +51,7 @@ async def folder(tmp_path):
     await archived.make()
     await archived.sweep()
     await archived.compact()
-    for path in (await chain.read(archived.store, archived.heads[table.Table].head, table.Table)).consumed:
+    for path in (await chain.read(archived.store, archived.heads[table.Table].head, table.Table)).consumed_paths:
         (tmp_path / path).unlink(missing_ok=True)  # as the sweep does some time later
     await store_block(archived.store, [20, 21, 24], writer("ndjson"))
     await store_block(archived.store, [24, 25], writer("ndjson", compression="gzip"))  # 24 was delivered again
@@ -70,7 +61,7 @@ async def folder(tmp_path):
 async def test_its_program_finds_each_message_byte_for_byte(folder):
     _, root = folder
     assert list((root / "table").rglob("*.parquet"))
-    found = {row["sequence"]: row for row in ran(PROGRAM)["messages"](str(root))}
+    found = {row["sequence"]: row for row in run(PROGRAM)["messages"](str(root))}
     held = [1, 2, 3, 4, 6, 7, 8, 9, 20, 21, 24, 25]
     assert sorted(found) == held
     expected = records(held)
@@ -86,14 +77,14 @@ async def test_its_program_finds_each_message_byte_for_byte(folder):
 
 async def test_its_program_notices_an_object_that_was_changed(folder):
     archived, root = folder
-    committed = await chain.read(archived.store, archived.heads[table.Table].head, table.Table)
+    committed = await read_whole(archived.store, archived.heads[table.Table].head, table.Table)
     file = root / committed.files[0].path
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.chmod(0o644)
     file.write_bytes(bytes(data))
     with pytest.raises(AssertionError, match=f"{file.name} was changed"):
-        list(ran(PROGRAM)["messages"](str(root)))
+        list(run(PROGRAM)["messages"](str(root)))
 
 
 async def test_its_program_prints_how_many_there_are(folder, capsys, monkeypatch):
@@ -110,12 +101,12 @@ sets = st.lists(ranges, max_size=2).map(lambda found: {number for one in found f
 @given(sets, st.sets(st.integers(1, 2**63 - 1)), st.sampled_from([1, 2, 3]))
 def test_it_reads_sets_of_sequences(dense, sparse, step):
     numbers = sparse | {number for number in dense if number % step == 0}
-    assert list(ran(SETS)["sequences"](Sequences.from_iterable(numbers).to_text())) == sorted(numbers)
+    assert list(run(SETS)["sequences"](Sequences.from_iterable(numbers).to_text())) == sorted(numbers)
 
 
 async def test_it_checks_signatures_and_copies_in_the_history(folder):
     _, root = folder
-    check, [public] = ran(SIGNATURE)["check_signature"], KEYS.public.lines().values()
+    check, [public] = run(SIGNATURE)["check_signature"], KEYS.public.lines().values()
     paths = [path for part in ("_manifest", "_table", "_recorded") for path in (root / part).iterdir()]
     for path in paths:
         check(path.read_bytes(), ARCHIVE, str(path.relative_to(root)), public)
@@ -131,7 +122,7 @@ async def test_it_opens_what_is_encrypted():
     keys = {"k": os.urandom(32)}
     store = MemoryStore("a")
     one = await store_block(store, [1, 2], writer("raw", keys=Keys(keys)))
-    data = ran(DECRYPTED)["decrypted"](await store.get(one.path), keys)
+    data = run(DECRYPTED)["decrypted"](await store.get(one.path), keys)
     assert data.startswith(b"CAPRAW1\n")
     assert json.loads(data[12 : 12 + int.from_bytes(data[8:12], "big")])["count"] == 2
 
@@ -183,7 +174,7 @@ def test_the_page_is_in_the_package():
 def test_its_program_reads_messages_beside_their_values():
     kept = block((b"a", HEADERS, b'{"n":1}'))
     wanted = writer("ndjson", decode=decoder("json"), envelope="columns", compression="zstd")
-    [row] = ran(PROGRAM)["rows"](wanted.write(kept), wanted.format)
+    [row] = run(PROGRAM)["rows"](wanted.write(kept), wanted.format)
     assert (row["sequence"], row["payload"], row["n"]) == (100, b'{"n":1}', 1)
 
 

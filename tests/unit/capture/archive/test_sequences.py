@@ -1,10 +1,11 @@
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.archive.sequences import MAXIMUM, WIDEST, Sequences
+from capture.archive.sequences import MAXIMUM, SPAN, WIDEST, Sequences
 from capture.errors import CaptureError
 
 small = st.sets(st.integers(0, 300))
@@ -18,6 +19,12 @@ def of(values):
 @given(wide)
 def test_a_set_survives_its_text(values):
     assert set(Sequences.from_text(of(values).to_text())) == values
+
+
+@given(st.lists(st.sets(st.one_of(st.integers(0, 9), st.integers(SPAN - 3, SPAN + 3), st.just(7 * SPAN))), max_size=5))
+def test_repeated_ones_are_in_two_sets(sets):
+    counts = Counter(one for held in sets for one in held)
+    assert set(Sequences.find_repeated(map(of, sets))) == {one for one, count in counts.items() if count > 1}
 
 
 @given(wide, wide)

@@ -13,7 +13,7 @@ from capture.errors import ConfigError
 from capture.ingest.block import Limits
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.schedule import Schedule
-from capture.node.leader_tasks import policy
+from capture.node.leader_rules import policy
 from capture.node.node import Node
 from capture.stores import MemoryStore
 

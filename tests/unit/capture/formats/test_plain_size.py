@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from archived import STREAM, records, store_block
 from archived import Archived as MemoryArchive
+from indexed import read_whole
 
-from capture.archive.chain import Head, latest_offline, read
+from capture.archive.chain import Head, latest_offline
 from capture.archive.encryption import Keys
+from capture.archive.index.version import Version
 from capture.archive.manifest import Manifest
 from capture.archive.picture import Picture
 from capture.archive.table import Table
@@ -83,7 +85,7 @@ async def test_every_reader_stops_where_there_is_more_inside(monkeypatch, name, 
     assert one.path in problem
     assert "bytes are inside of it" in problem or name == "raw"
 
-    async def look():
+    async def look(where=None):
         return [one]
 
     with pytest.raises(FormatError, match=said):
@@ -147,7 +149,7 @@ async def test_a_bomb_of_gigabytes_takes_no_memory(tmp_path, command):
     store = open_store(str(tmp_path / "lake"))
     data = bomb("zstd", 4096)
     head = await latest_offline(store, Manifest)
-    manifest = await read(store, head, Manifest)
+    manifest = await read_whole(store, head, Manifest)
     changed = [
         msgspec.structs.replace(one, bytes=len(data), sha256=sha256(data).hexdigest(), plain_bytes=1 << 40)
         for one in manifest.blocks
@@ -155,7 +157,11 @@ async def test_a_bomb_of_gigabytes_takes_no_memory(tmp_path, command):
     assert all(one.format == "ndjson.zst" for one in changed)
     for one in changed:
         await store.put(one.path, data, if_absent=False)
-    await store.put(head.path, msgspec.json.encode(msgspec.structs.replace(manifest, blocks=changed)), if_absent=False)
+    await store.put(
+        head.path,
+        msgspec.json.encode(msgspec.structs.replace(manifest, blocks=changed, index=Version())),
+        if_absent=False,
+    )
     assert isinstance(head, Head)
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, *command.split(), "--store", archived.store.url, "--stream", STREAM],

@@ -9,7 +9,7 @@ import msgspec
 import polars
 import pyarrow as pa
 import pytest
-from exposing import HOUR, sequences_of, static_table, table_file
+from exposing import HOUR, expose_files, sequences_of, static_table, table_file
 
 from capture.archive.chain import Retired
 from capture.archive.iceberg_state import (
@@ -17,17 +17,17 @@ from capture.archive.iceberg_state import (
     Iceberg,
     Snapshot,
     archive_location,
-    count_expired,
     folder,
     hint_path,
+    list_expired,
     table_states,
     version_path,
-    without_oldest,
+    without,
 )
 from capture.archive.table import Table
 from capture.errors import CompactionError
 from capture.iceberg import Exposer
-from capture.iceberg.snapshot import MOST_SMALL
+from capture.iceberg.manifest_plan import FAN
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.stores import open_store
 
@@ -48,7 +48,7 @@ class World:
         gone = [one.path for one in self.table.files if one not in files]
         retired = [*self.table.retired, *(Retired(path, self.now) for path in gone)]
         table = msgspec.structs.replace(self.table, files=list(files), retired=retired, columns=columns)
-        exposed = await self.exposer.expose(self.store, table, token=7, now=self.now)
+        exposed = await expose_files(self.exposer, self.store, self.table.files, table, token=7, now=self.now)
         self.table = msgspec.structs.replace(exposed, number=self.table.number + 1)
         if announced:
             await self.exposer.announce(self.store, self.table)
@@ -230,13 +230,13 @@ async def test_a_replaced_file_is_retired_only_when_the_last_snapshot_that_names
 async def test_all_that_is_not_retired_is_named_and_all_that_is_named_is_there(world):
     """Else clean-up would delete what a reader needs, or never delete something."""
     files = []
-    for number in range(1, 2 * MOST_SMALL + 4):
+    for number in range(1, 2 * FAN + 4):
         files = [*files[number % 3 == 0 :], await world.file(number)]
         world.now += DAY / 4
         await world.commit(*files)
         assert world.table.list_named() == await world.paths() | await world.paths("table/")
         table = world.read
-        assert len(table.current_snapshot().manifests(table.io)) <= MOST_SMALL + 2
+        assert len(table.current_snapshot().manifests(table.io)) <= FAN + 2
         if number % 8 == 0:
             leading = {hint_path("S"), version_path("S", world.table.iceberg["S"].number)}
             assert world.table.list_named() - world.retired == await needed(world, table) | leading
@@ -276,18 +276,19 @@ def snapshots(*made):
 )
 def test_a_snapshot_expires_some_time_after_another_one_took_its_place(keep_snapshots, keep_for, now, expired):
     rule = Expiry(keep_snapshots=keep_snapshots, keep_for=keep_for)
-    assert count_expired(snapshots(0.0, 10.0, 20.0), rule, now) == expired
-    assert count_expired(snapshots(0.0), rule, 1e9) == 0
+    three = snapshots(0.0, 10.0, 20.0)
+    assert list_expired(three, rule, now) == [one.id for one in three[:expired]]
+    assert list_expired(snapshots(0.0), rule, 1e9) == []
 
 
 def test_what_a_later_snapshot_names_stays_when_an_earlier_one_goes():
     first, second, third = snapshots(0.0, 1.0, 2.0)
     first = msgspec.structs.replace(first, dropped=["list-0", "file"])
     second = msgspec.structs.replace(second, dropped=["list-1", "m-0"])
-    left, gone = without_oldest([first, second, third], 1)
+    left, gone = without([first, second, third], [first.id])
     assert gone == ["list-0", "file"]
     assert left[0].objects.keys() == {"m-0", "list-1", "m-1"}
-    left, gone = without_oldest([first, second, third], 2)
+    left, gone = without([first, second, third], [first.id, second.id])
     assert gone == ["list-0", "file", "list-1", "m-0"]
     assert left[0].objects.keys() == {"m-1", "list-2", "m-2"}
 
@@ -296,23 +297,47 @@ def test_what_a_later_snapshot_names_stays_when_an_earlier_one_goes():
 
 
 @pytest.mark.parametrize("part", [".metadata.json", "/snap-", "-m.avro"])
-@pytest.mark.parametrize("removed", [True, False])
-async def test_what_was_changed_or_is_gone_is_made_anew_of_the_archives_own_documents(world, caplog, part, removed):
+async def test_what_is_gone_is_noticed_by_the_next_leader_and_made_anew_of_the_archives_own_documents(
+    world, caplog, part
+):
+    first, second = await world.file(1), await world.file(2)
+    await world.commit(first)
+    await world.commit(first, second)
+    before = world.table.iceberg["S"]
+    path = next(path for path in before.objects() if part in path)
+    await world.store.delete(path)
+    world.exposer = Exposer(world.store)
+    assert not world.exposer.is_due(world.table, world.now)
+    with caplog.at_level(logging.ERROR):
+        await world.exposer.announce(world.store, world.table)
+    assert f"is created again, without its history: {path} is missing" in caplog.text
+    assert world.exposer.is_due(world.table, world.now)
+    await world.commit(first, second)
+    assert sequences_of(world.read) == [1, 2]
+    assert before.objects().keys() <= world.retired
+    assert not {first.path, second.path} & world.retired
+    assert not world.exposer.is_due(world.table, world.now)
+
+
+@pytest.mark.parametrize("part", [".metadata.json", "/snap-", "-m.avro"])
+@pytest.mark.parametrize("announced", [True, False])
+async def test_what_was_changed_is_made_anew_by_the_commit_that_opens_it(world, caplog, part, announced):
     first, second = await world.file(1), await world.file(2)
     await world.commit(first)
     before = world.table.iceberg["S"]
     path = next(path for path in before.objects() if part in path)
-    data = await world.store.get(path)
-    await world.store.delete(path)
-    if not removed:
-        await world.store.put(path, data + b" ")
+    await world.store.put(path, await world.store.get(path) + b" ", if_absent=False)
+    await world.store.put(hint_path("S"), b"0", if_absent=False)
+    world.exposer = Exposer(world.store)
     with caplog.at_level(logging.ERROR):
-        await world.commit(first, second)
-    assert "is created again, without its history" in caplog.text
-    assert path in caplog.text
-    assert sequences_of(world.read) == [1, 2]
+        if announced:
+            await world.exposer.announce(world.store, world.table)
+        await world.commit(second)
+    assert caplog.text.count("is created again, without its history") == 1
+    assert f"{path} was changed: its SHA-256 is not the one that the table names" in caplog.text
+    assert sequences_of(world.read) == [2]
     assert before.objects().keys() <= world.retired
-    assert first.path not in world.retired
+    assert second.path not in world.retired
 
 
 async def test_an_archive_that_was_moved_has_its_locations_written_anew(world):

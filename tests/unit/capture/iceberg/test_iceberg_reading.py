@@ -4,7 +4,7 @@ import asyncio
 from uuid import uuid4
 
 import pytest
-from exposing import HOUR, sequences_of, table_file
+from exposing import HOUR, expose_files, sequences_of, table_file
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
 from capture.archive import chain
@@ -24,7 +24,7 @@ async def committed():
         files.append(await table_file(store, list(sequences), name=str(len(files))))
         before = await chain.read(store, heads[-1] if heads else None, Table)
         table = Table(files=list(files), number=before.number, iceberg=before.iceberg)
-        table = await Exposer(store).expose(store, table, token=1, now=HOUR + len(files))
+        table = await expose_files(Exposer(store), store, before.files, table, now=HOUR + len(files))
         heads.append(await chain.commit(store, MemoryHead(1, state), heads[-1] if heads else None, table))
 
     await commit(1, 2)

@@ -1,13 +1,15 @@
 """Objects come in their order, while those that follow are fetch_ahead already, some at a time."""
 
 import asyncio
-from contextlib import aclosing
+import threading
+from contextlib import aclosing, closing
 
+import msgspec
 import pytest
 
 from capture.archive.manifest import Stored
 from capture.errors import NotStoredError
-from capture.maintenance.merge.inputs import AHEAD_BYTES, AHEAD_OBJECTS, fetch_ahead
+from capture.maintenance.merge.inputs import AHEAD_BYTES, AHEAD_OBJECTS, fetch_ahead, fetch_blocking
 
 
 class Slow:
@@ -56,7 +58,7 @@ async def test_they_come_in_order_however_their_answers_do():
 @pytest.mark.parametrize(
     ("sizes", "at_once"),
     [
-        ([1] * 20, AHEAD_OBJECTS),
+        ([1] * 80, AHEAD_OBJECTS),
         ([AHEAD_BYTES // 2] * 5, 2),
         ([AHEAD_BYTES - 1, 2, 1], 1),
         ([10 * AHEAD_BYTES, 1], 1),
@@ -98,3 +100,40 @@ async def test_what_is_on_its_way_is_given_up_at_the_end():
         store.answers["0"].set_result(b"0")
         await first
     assert store.cancelled == ["1", "2"]
+
+
+class Together:
+    """A store that answers a read when so many are on their way."""
+
+    def __init__(self, count):
+        self.count, self.asked, self.enough = count, [], None
+
+    async def get(self, path):
+        self.enough = self.enough or asyncio.Event()
+        self.asked.append(path)
+        if len(self.asked) >= self.count:
+            self.enough.set()
+        await self.enough.wait()
+        if path == "missing":
+            raise NotStoredError("it is gone")
+        return path.encode()
+
+
+def test_a_caller_without_a_loop_gets_them_in_order_and_several_are_fetched_together():
+    before = threading.active_count()
+    store = Together(AHEAD_OBJECTS)
+    with closing(fetch_blocking(store, objects(*[1] * 100))) as coming:
+        assert [(one.path, data) for one, data in coming] == [(str(n), b"%d" % n) for n in range(100)]
+    assert threading.active_count() == before
+
+
+def test_a_caller_without_a_loop_may_stop_and_gets_errors():
+    before = threading.active_count()
+    with closing(fetch_blocking(Together(3), objects(1, 1, 1))) as coming:
+        next(coming)
+    [one] = objects(1)
+    missing = msgspec.structs.replace(one, path="missing")
+    with closing(fetch_blocking(Together(1), [missing])) as coming, pytest.raises(NotStoredError):
+        next(coming)
+    assert threading.active_count() == before
+    assert list(fetch_blocking(Together(1), [])) == []

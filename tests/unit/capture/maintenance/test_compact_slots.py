@@ -28,16 +28,16 @@ async def test_a_slot_takes_as_many_runs_as_it_needs_and_then_the_leader_waits(m
     reports = [CompactReport(head=None, groups=groups) for groups in (1000, 3, 0, 9)]
     asked = []
 
-    async def run(duty, head, engine, slots):
+    async def run(duty, head, engine, slots, rounds, turns):
         asked.append(slots)
         return reports[len(asked) - 1]
 
-    async def sleep(seconds):
+    async def sleep(_, seconds):
         raise Slept(seconds)
 
     monkeypatch.setattr(leader_tasks, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(leader_tasks.Duty, "compact_once", run)
-    monkeypatch.setattr(leader_tasks.asyncio, "sleep", sleep)
+    monkeypatch.setattr(leader_tasks.FreshKeeper, "pause", sleep)
     config = CaptureConfig(stream="S", store="memory://s", compaction=compacting)
     term = SimpleNamespace(token=1, check=lambda: None, run_process=None)
     with pytest.raises(Slept) as slept:
@@ -81,12 +81,12 @@ async def test_a_run_that_fails_is_tried_again(monkeypatch, compacting, pause):
     async def run(*_):
         raise CompactionError("it doesn't add up")
 
-    async def sleep(seconds):
+    async def sleep(_, seconds):
         raise Slept(seconds)
 
     monkeypatch.setattr(leader_tasks, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(leader_tasks.Duty, "compact_once", run)
-    monkeypatch.setattr(leader_tasks.asyncio, "sleep", sleep)
+    monkeypatch.setattr(leader_tasks.FreshKeeper, "pause", sleep)
     term = SimpleNamespace(token=1, check=lambda: None, run_process=None)
     config = CaptureConfig(stream="S", store="memory://s", compaction=compacting)
     with pytest.raises(Slept) as slept:

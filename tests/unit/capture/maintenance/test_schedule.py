@@ -1,6 +1,5 @@
 import pytest
 
-from capture.archive.manifest import Stored
 from capture.errors import ConfigError
 from capture.maintenance.schedule import AT_ONCE, LOOK, Moment, Schedule, next_run
 
@@ -27,35 +26,31 @@ MIDNIGHT = 1_795_219_200.0  # 2026-11-21, in UTC
 
 
 def waiting(count, size=10):
-    one = Stored(
-        path="", stream="S", key="k", interval=0, first=1, last=1, count=1, bytes=size, sha256="", format="parquet",
-        sequences="",
-    )  # fmt: skip
-    return [one] * count
+    return count, count * size
 
 
 def test_a_slot_takes_what_was_stored_before_it_began_however_late_it_is_asked():
     half_past_two = MIDNIGHT + 2.5 * 3600
     for now in (half_past_two, half_past_two + 1, half_past_two + 80_000.5):
-        assert NIGHTLY.moment(now, waiting(3)) == Moment(half_past_two, half_past_two)
+        assert NIGHTLY.moment(now, *waiting(3)) == Moment(half_past_two, half_past_two)
     yesterday = half_past_two - 86_400
-    assert NIGHTLY.moment(half_past_two - 0.5, waiting(3)) == Moment(yesterday, yesterday)
-    assert Schedule(every=300.0).moment(MIDNIGHT + 299, []) == Moment(MIDNIGHT, MIDNIGHT)
+    assert NIGHTLY.moment(half_past_two - 0.5, *waiting(3)) == Moment(yesterday, yesterday)
+    assert Schedule(every=300.0).moment(MIDNIGHT + 299, 0, 0) == Moment(MIDNIGHT, MIDNIGHT)
 
 
 def test_after_an_outage_of_many_slots_the_last_one_is_made_up_for_and_no_other():
     outage = MIDNIGHT + 30 * 86_400.0
-    assert NIGHTLY.moment(outage, waiting(1)).now == outage - 21.5 * 3600
+    assert NIGHTLY.moment(outage, *waiting(1)).now == outage - 21.5 * 3600
     assert NIGHTLY.next(outage) == outage + 2.5 * 3600
     assert Schedule(every=300.0).next(outage + 1) == outage + 300
 
 
 def test_so_much_that_waits_begins_a_slot_at_once():
     for schedule in (Schedule(cron="30 2 * * *", waiting_files=3), Schedule(every=1e6, waiting_bytes=30)):
-        assert schedule.moment(MIDNIGHT, waiting(3)) == Moment(MIDNIGHT)
-        assert schedule.moment(MIDNIGHT, waiting(2)).now < MIDNIGHT
+        assert schedule.moment(MIDNIGHT, *waiting(3)) == Moment(MIDNIGHT)
+        assert schedule.moment(MIDNIGHT, *waiting(2)).now < MIDNIGHT
         assert schedule.next(MIDNIGHT) == MIDNIGHT + LOOK
-    assert AT_ONCE.moment(MIDNIGHT, waiting(1)) == Moment(MIDNIGHT)
+    assert AT_ONCE.moment(MIDNIGHT, *waiting(1)) == Moment(MIDNIGHT)
 
 
 @pytest.mark.parametrize("cron", ["never", "0 3 * * * *"])

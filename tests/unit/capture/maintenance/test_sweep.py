@@ -1,7 +1,10 @@
+import json
+
+import msgspec
 import pytest
+from indexed import read_whole
 from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, listing, sweep, write
 
-from capture.archive import chain
 from capture.archive.chain import Retired, document_path
 from capture.archive.manifest import Manifest, encode, entry_path
 from capture.archive.retention import record_removed
@@ -172,13 +175,32 @@ async def test_a_bad_entry_is_reported_and_stops_nobody():
     assert len(await store.list("_entries/")) == 2
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"sequences": "AAAA"}, "not a set of sequences"),
+        ({"sequences": ""}, "its sequences are not from 1 to 1"),
+        ({"first": 2}, "its sequences are not from 2 to 1"),
+        ({"interval": 2**70}, "a number in it has more than 64 bits"),
+    ],
+)
+async def test_an_entry_that_no_index_can_hold_stops_nobody(wrong, said):
+    store, pointer = MemoryStore(clock=lambda: NOW), MemoryHead()
+    await write(store, block(1), block(2))
+    forged = msgspec.to_builtins(block(1)) | wrong
+    await store.put(entry_path(block(1).path), json.dumps(forged).encode(), if_absent=False)
+    report = await sweep(store, pointer, now=NOW)
+    assert (await committed(store, pointer)).blocks == [block(2)]
+    assert said in report.unreadable[0]
+
+
 async def test_an_archive_whose_head_was_lost_keeps_its_blocks():
     store = MemoryStore(clock=lambda: OLD - 1)
     await write(store, block(1))
     await sweep(store, MemoryHead(), now=NOW, grace=GRACE)
     report = await sweep(store, MemoryHead(2), now=NOW, grace=GRACE)
     assert report.removed_objects == 0
-    assert (await chain.read(store, report.head, Manifest)).blocks == [block(1)]
+    assert (await read_whole(store, report.head, Manifest)).blocks == [block(1)]
     assert await store.get(block(1).path)
 
 

@@ -8,6 +8,7 @@ import pytest
 from failing import Failing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indexed import commit_whole, read_whole
 from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, sweep, write
 
 from capture.archive.chain import Retired, commit
@@ -32,7 +33,7 @@ async def prepared():
         blocks=[block(1)],
         retired=[Retired(block(2).path, OLD), Retired(block(3).path, YOUNG), Retired("blocks/gone", OLD)],
     )
-    await commit(store, pointer, None, manifest)  # a sweep died right after this: the entries are still there
+    await commit_whole(store, pointer, None, manifest)  # a sweep died right after this: the entries are still there
     clock[0] = YOUNG
     await write(store, block(91), entries=False)  # its writer is about to write the entry
     await write(store, block(5), block(6))
@@ -230,4 +231,4 @@ async def test_a_block_that_is_stored_again_is_not_deleted_with_the_leftover_tha
     report = await sweep(store, MemoryHead(3, state), **told)
     assert report.dangling == []
     assert [one.path for one in await store.list("blocks/")] == [again.path]
-    assert report.manifest.blocks == [again]
+    assert (await read_whole(store, report.head, Manifest)).blocks == [again]

@@ -239,10 +239,10 @@ async def _with_entry(store, entry, **changes):
     ("changes", "said"),
     [
         ({"count": 4}, "it has 3 rows, its record says 4"),
-        ({"sequences": Sequences.from_range(1, 4).to_text()}, "1 messages are missing"),
+        ({"last": 4, "sequences": Sequences.from_range(1, 4).to_text()}, "1 messages are missing"),
         ({"sequences": Sequences.from_iterable([1, 3]).to_text()}, "holds messages that its record does not name"),
-        ({"sequences": ""}, "has no readable sequences"),
-        ({"sequences": "?"}, "has no readable sequences"),
+        ({"sequences": ""}, "its sequences are not from 1 to 3"),
+        ({"sequences": "?"}, "not a set of sequences"),
         ({"format": "parquet2"}, "'parquet2' is not a format that this version reads"),
         ({"format": "ndjson"}, "can't be read as ndjson"),
         ({"version": 2}, "has format 2; this version reads up to 1"),
@@ -314,7 +314,7 @@ async def test_a_full_disk_is_told_as_one(store, monkeypatch):
 
 
 async def test_what_is_compacted_and_swept_away_meanwhile_is_read_where_it_is_then(monkeypatch):
-    monkeypatch.setattr(merge, "AHEAD", 1)
+    monkeypatch.setattr(merge, "AHEAD_SMALL", 1)
     archived = Archived()
     await store_block(archived.store, range(1, 5))
     await store_block(archived.store, range(5, 9))
@@ -353,5 +353,29 @@ async def test_objects_are_opened_only_when_they_are_needed(store):
     store.get = lambda path: (opened.append(path), get(path))[1]
     batches = merge_shares(store, plan)
     await anext(batches)
-    assert len(opened) <= merge.AHEAD + 2
+    assert len(opened) <= merge.AHEAD_SMALL + 2
     await batches.aclose()
+
+
+@pytest.mark.parametrize("few", [0, 1, 5])
+async def test_small_objects_are_fetched_together_within_an_eighth_of_the_memory(store, few):
+    for number in range(1, 101):
+        await store_block(store, [number])
+    plan = shares(await make_look(store, STREAM)())
+    size = max(one.stored.bytes for one in plan)
+    on_their_way, most, get = 0, 0, store.get
+
+    async def watched(path):
+        nonlocal on_their_way, most
+        on_their_way += 1
+        most = max(most, on_their_way)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        on_their_way -= 1
+        return await get(path)
+
+    store.get = watched
+    memory = 8 * size * few if few else merge.MEMORY_BYTES
+    found = [row for batch in await all_of(merge_shares(store, plan, memory_bytes=memory)) for row in batch["sequence"]]
+    assert len(found) == 100
+    assert most == {0: merge.AHEAD_SMALL, 1: merge.AHEAD, 5: 5}[few]

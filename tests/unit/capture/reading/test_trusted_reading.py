@@ -7,6 +7,7 @@ import sys
 import msgspec
 import pytest
 from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_block
+from indexed import read_whole
 from typer.main import get_command
 
 import capture
@@ -160,7 +161,7 @@ def test_sql_reads_nothing_that_is_not_what_a_signed_record_says(lake, command):
     async def exchanged(folder):
         store = open_store(str(folder))
         head = await latest_offline(store, Table)
-        [file] = (await chain.read(store, head, Table)).files
+        [file] = (await read_whole(store, head, Table)).files
         block = await store_block(store, [1, 2, 3, 4], interval=file.interval)
         (folder / file.path).write_bytes((folder / block.path).read_bytes())
         await store.delete(block.path.replace("blocks/", "_entries/") + ".json")
@@ -337,7 +338,7 @@ async def test_a_leader_does_not_adopt_nor_merge_what_must_be_encrypted_and_is_n
     head, table = archived.pointer(Manifest), archived.heads[Table].read
     report = await sweep(archived.store, head, table, now=archived.now, trust=Trust(encrypted_only=True))
     assert report.unreadable == [f"{forged.path} is not encrypted, and encrypted_only is set"]
-    manifest = await chain.read(archived.store, archived.heads[Manifest].head, Manifest)
+    manifest = await read_whole(archived.store, archived.heads[Manifest].head, Manifest)
     assert forged.path not in [one.path for one in manifest.blocks]
     assert forged.path in await archived.paths()
     picture = Picture(msgspec.structs.replace(manifest, blocks=[forged]), Table())

@@ -13,12 +13,13 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA, to_table
+from capture.ingest.direct_answers import Broken, Mirrored, is_message, of_answer, take_until
+from capture.ingest.stream_range import StreamFacts
 from capture.spark.jetstream import DefaultSource
-from capture.spark.jetstream.answers import Broken, Mirrored, is_message, of_answer, take_until
 from capture.spark.jetstream.readers import ENVELOPE, list_columns
 from capture.spark.jetstream.rows import Outgoing, check_columns, make_outgoing
 from capture.spark.jetstream.source_options import ReadOptions, WriteOptions, option_names
-from capture.spark.jetstream.splits import Offset, StreamFacts, Tally, ranges, resume
+from capture.spark.jetstream.splits import Offset, Tally, ranges, resume
 
 ROOT = Path(__file__).parents[4]
 KINDS = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "INT": IntegerType()}

@@ -8,6 +8,7 @@ import pytest
 
 from capture.errors import AlreadyStoredError, NotStoredError, StoreError, StoreFullError
 from capture.stores import FileStore, MemoryStore, ObjectInfo, OwnStore, check_store, open_store
+from capture.stores.deletion import delete_all
 
 
 class Shelf:
@@ -47,6 +48,44 @@ async def test_a_users_store_passes_without_checks_of_paths_and_leaves_nothing()
     shelf = Shelf()
     await check_store(shelf)
     assert shelf.objects == {}
+
+
+class Swept(Shelf):
+    """Also deletes several objects at a time."""
+
+    deletes_at_once = 3
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    async def delete_many(self, paths):
+        self.batches.append(list(paths))
+        for path in paths:
+            await self.delete(path)
+
+
+async def test_a_users_store_may_delete_several_at_a_time():
+    shelf = Swept()
+    await check_store(shelf)
+    assert shelf.objects == {}
+    assert max(len(batch) for batch in shelf.batches) == 3
+
+
+class Halfway(Swept):
+    async def delete_many(self, paths):
+        await super().delete_many(paths[1:])
+
+
+class Greedy(Swept):
+    async def delete_many(self, paths):
+        self.objects = {path: data for path, data in self.objects.items() if path.rpartition("/")[0] not in paths[0]}
+
+
+class Fussy(Swept):
+    async def delete_many(self, paths):
+        for path in paths:
+            del self.objects[path]
 
 
 class Dict(Shelf):
@@ -135,6 +174,9 @@ class Nameless(Shelf):
         (Short, r"get_range returns the bytes that there are of 95\+50, .*; but .*EOFError"),
         (Exclusive, "put with if_absent raises AlreadyStoredError .*; but .*FileExistsError"),
         (Strict, "delete does nothing if the object does not exist; but .*KeyError"),
+        (Halfway, "delete_many left .*, or deleted another object"),
+        (Greedy, r"delete_many left \[\], or deleted another object"),
+        (Fussy, "delete_many ignores objects that do not exist; but .*KeyError"),
         (Loud, "list returns nothing for a prefix without objects; but .*IndexError"),
         (Ascii, "the name 'ÄÖ-漢字-🛫' works; but .*UnicodeEncodeError"),
         (BytesOnly, "put stores a copy of a local file, given as a Path; but .*TypeError"),
@@ -177,6 +219,11 @@ class Reached(MemoryStore):
     async def delete(self, path):
         raise AssertionError(path)
 
+    deletes_at_once = 2
+
+    async def delete_many(self, paths):
+        raise AssertionError(paths)
+
 
 CALLS = {
     "put": lambda store, path: store.put(path, b"x"),
@@ -185,6 +232,7 @@ CALLS = {
     "get_range": lambda store, path: store.get_range(path, 0, 1),
     "list": lambda store, path: store.list(f"{path}/"),
     "delete": lambda store, path: store.delete(path),
+    "delete_many": lambda store, path: delete_all(store, ["sound", path]),
 }
 STORES = {
     "folder": lambda folder: FileStore(folder / "lake"),

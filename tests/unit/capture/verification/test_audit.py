@@ -7,6 +7,7 @@ from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_blo
 from capture.archive import chain
 from capture.archive.chain import KEPT, Head, current, document_parts, document_path, latest_offline
 from capture.archive.identity import claim
+from capture.archive.index import page
 from capture.archive.manifest import Manifest
 from capture.archive.readme import README, VERSION, text
 from capture.archive.recording import HOUR, Recording
@@ -150,8 +151,11 @@ async def test_a_manifest_whose_entries_were_put_in_another_order_is_named(looke
     path = looked.heads[Manifest].head.path
     content, signature = split(await looked.store.get(path))
     manifest = msgspec.json.decode(content, type=Manifest)
-    assert len(manifest.blocks) > 1
-    changed = msgspec.json.encode(msgspec.structs.replace(manifest, blocks=manifest.blocks[::-1]))
+    leaf = page.decode(manifest.index.leaf, manifest.index.root.hex())
+    assert len(leaf.entries) > 1
+    root, leaf = page.encode(msgspec.structs.replace(leaf, entries=leaf.entries[::-1]))
+    index = msgspec.structs.replace(manifest.index, root=root, leaf=leaf)
+    changed = msgspec.json.encode(msgspec.structs.replace(manifest, index=index))
     if signature:
         changed = changed[:-1] + b',"signature":' + msgspec.json.encode(signature) + b"}"
     await looked.change(path, changed)

@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from capture.errors import SparkError
+from capture.errors import CaptureError
+from capture.ingest.direct_answers import Broken, Unbatched, is_batched, is_message, of_answer, take_until
 from capture.ingest.record import Records
-from capture.spark.jetstream.answers import Broken, is_message, of_answer, take_until
 from natty import Natty, NotConnectedError
 from natty.wire.message import RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
 REQUEST_BYTES = 8 * 1024 * 1024
-"""The size that one request asks for. At most three answers are held, so this bounds a task's memory."""
+"""The size that one request asks for. At most three answers are held, so this bounds a reader's memory."""
 
 SILENCE = 5.0
 """Seconds without data after which a request is repeated."""
 
 GIVE_UP = 60.0
-"""Seconds without an answer after which the task fails, and Spark retries it."""
+"""Seconds without an answer after which the reading fails. Spark retries the task then."""
 
 RETRY_DELAY = 0.1
 _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
@@ -63,7 +63,10 @@ class DirectGet:
         return f"DirectGet({self.stream}, {self.first}–{self.last}, {self._number} requests)"
 
     async def __aiter__(self) -> AsyncGenerator[Records[None], None]:
-        """Yield the messages. Mirrored; SparkError if the request is refused, or no server answers for GIVE_UP."""
+        """Yield the messages.
+
+        Mirrored, Unbatched; CaptureError if the request is refused, or no server answers for GIVE_UP.
+        """
         async with self._subscribe():
             asking = asyncio.create_task(self._ask(self.first))
             try:
@@ -107,9 +110,9 @@ class DirectGet:
                 except Broken:
                     continue
             if status not in (_EOB, _NO_RESPONDERS):
-                raise SparkError(f"stream {self.stream} can't be read by direct get: {status} {text}")
+                raise CaptureError(f"stream {self.stream} can't be read by direct get: {status} {text}")
             await asyncio.sleep(RETRY_DELAY)
-        raise SparkError(
+        raise CaptureError(
             f"no server answered a direct get of stream {self.stream} for {GIVE_UP:g} s: check that a server runs, "
             "that the stream has a leader, and that it allows direct get"
         )
@@ -141,6 +144,8 @@ class DirectGet:
         self._heard = asyncio.get_running_loop().time()
         if is_message(mine[-1]):
             self._raw += mine
+            if not is_batched(mine[-1]) and not self._ended.done():
+                self._ended.set_exception(Unbatched())
         else:
             self._raw += mine[:-1]
             self._end(mine[-1])
@@ -151,7 +156,7 @@ class DirectGet:
 
     def _on_refusal(self, text: str) -> None:
         if self._api in text.encode() and not self._ended.done():
-            self._ended.set_exception(SparkError(f"stream {self.stream} can't be read, it is not permitted: {text}"))
+            self._ended.set_exception(CaptureError(f"stream {self.stream} can't be read, it is not permitted: {text}"))
 
     def _end(self, with_: RawMessage | None) -> None:
         if not self._ended.done():

@@ -16,9 +16,6 @@ _NO_HEADERS = len(b"NATS/1.0")
 _LINES = 7
 """Stream, Subject, Sequence, Time-Stamp, Num-Pending and Last-Sequence, and the empty line after them."""
 
-_SUBJECT, _SEQUENCE = len(b"Nats-Subject: "), len(b"Nats-Sequence: ")
-_TIME, _LAST = len(b"Nats-Time-Stamp: "), len(b"Nats-Last-Sequence: ")
-
 
 class Broken(Exception):
     """A message of the answer is missing: routes between servers may drop some."""
@@ -26,6 +23,10 @@ class Broken(Exception):
 
 class Mirrored(Exception):
     """A mirror has answered, which may hold less than the stream does."""
+
+
+class Unbatched(Exception):
+    """A server before 2.11 has answered, with one message and without an end."""
 
 
 def count_bytes(records: Records[None]) -> int:
@@ -45,6 +46,11 @@ def is_message(raw: RawMessage) -> bool:
     return _MARK in raw[2]
 
 
+def is_batched(raw: RawMessage) -> bool:
+    """Return whether a message of the stream is part of an answer with several, which says how many follow."""
+    return b"\r\nNats-Num-Pending: " in raw[2]
+
+
 def of_answer(raw: list[RawMessage], stream: str, last: int) -> Records[None]:
     """Return a direct get's messages, whose last sequence is `last` according to the server.
 
@@ -56,21 +62,26 @@ def of_answer(raw: list[RawMessage], stream: str, last: int) -> Records[None]:
     lines = added.split(b"\r\n")
     if lines[0:-1:_LINES].count(b"Nats-Stream: " + stream.encode()) != len(raw):
         raise Mirrored
-    sequences = [int(line[_SEQUENCE:]) for line in lines[2::_LINES]]
-    sent_before = [int(line[_LAST:]) for line in lines[5::_LINES]]
+    sequences = list(map(int, _values(lines, 2, b"Nats-Sequence: ")))
+    sent_before = list(map(int, _values(lines, 5, b"Nats-Last-Sequence: ")))
     if sent_before != [0, *sequences[:-1]] or sequences[-1] != last:
         raise Broken
     return Records(
         stream=stream,
         sequences=sequences,
-        times_ns=_nanoseconds([line[_TIME:] for line in lines[3::_LINES]]),
-        subjects=[line[_SUBJECT:] for line in lines[1::_LINES]],
+        times_ns=_nanoseconds(_values(lines, 3, b"Nats-Time-Stamp: ")),
+        subjects=_values(lines, 1, b"Nats-Subject: "),
         header_blocks=[
             block[:mark] + b"\r\n\r\n" if mark > _NO_HEADERS else b"" for block, mark in zip(blocks, marks, strict=True)
         ],
         payloads=[message[3] for message in raw],
         deliveries=[1] * len(raw),
     )
+
+
+def _values(lines: list[bytes], place: int, name: bytes) -> list[bytes]:
+    """Return the values of a header, which is at this place in each message. They have no blanks."""
+    return b"\n".join(lines[place::_LINES]).replace(name, b"").split(b"\n")
 
 
 def _nanoseconds(times: list[bytes]) -> list[int]:

@@ -1,0 +1,1 @@
+"""The index of an archive's objects: a copy-on-write tree of pages."""

@@ -1,0 +1,173 @@
+"""An entry in a catalog of the user: what it should name, whose it is, and the errors of the catalogs' clients."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pyiceberg import exceptions as iceberg
+from pyiceberg.catalog import Catalog
+from pyiceberg.table.metadata import TableMetadataUtil
+from requests import RequestException
+from requests.exceptions import SSLError
+
+from capture.errors import (
+    CatalogAwayError,
+    CatalogError,
+    CatalogRefusedError,
+    ConfigError,
+    ForeignEntryError,
+)
+
+TAKE_OVER = "capture catalog register --take-over"
+LONGEST = 300  # characters of another program's error
+_REFUSALS = {"AccessDenied", "AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException"}
+_REFUSALS |= {"ExpiredTokenException", "InvalidClientTokenId"}
+_OUR_NAME = re.compile(r"\d{10}-\d+-[0-9a-f]{32}\.metadata\.json")  # see `Exposer`
+_REFUSED = (
+    *(iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError, iceberg.OAuthError),
+    iceberg.SignError,
+)
+_AWAY = (iceberg.ServiceUnavailableError, iceberg.ServerError, iceberg.TooManyRequestsError, RequestException)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A catalog: its type, its name, and how it is reached. `properties` are pyiceberg's; `timeout` is in seconds."""
+
+    type: str
+    name: str
+    properties: dict[str, str] = field(repr=False)
+    ca: str = ""
+    timeout: float = 10.0
+
+    def __str__(self) -> str:
+        where = self.properties.get("uri", "")
+        return f"the {self.type} catalog" + (f" at {re.sub('//[^/@]*@', '//', where)}" if where else "")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The entry that a stream's table should have. `location` is the metadata file, `folder` the table's location.
+
+    `former` are the paths, below the archive, of earlier metadata files that are not deleted yet: an entry may name
+    them at the archive's former location. `metadata` is the content of the file.
+    """
+
+    identifier: tuple[str, ...]
+    location: str
+    folder: str
+    former: frozenset[str] = frozenset()
+    metadata: bytes = field(default=b"", repr=False)
+
+    @property
+    def name(self) -> str:
+        """The entry's name, with dots."""
+        return ".".join(self.identifier)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry as it was found: the metadata file that it names, and what the catalog compares when it is changed."""
+
+    location: str
+    version: Any = None
+
+
+class Entries(Protocol):
+    """The entries of an open catalog. Methods may raise anything; `translate_errors` is around them."""
+
+    def find(self, wanted: Wanted) -> Entry | None:
+        """Return the entry; None if there is none."""
+        ...
+
+    def create(self, wanted: Wanted) -> None:
+        """Create the entry, and its namespace if that is missing."""
+        ...
+
+    def replace(self, found: Entry, wanted: Wanted) -> None:
+        """Let the entry name this table if it still is as it was found. Raises ForeignEntryError if it is not."""
+        ...
+
+    def remove(self, found: Entry, wanted: Wanted) -> None:
+        """Remove the entry, and no file. Raises CatalogUnfitError if the catalog may delete files then."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def check_ours(location: str, wanted: Wanted) -> None:
+    """Raise ForeignEntryError unless this archive has made that metadata file; pure.
+
+    Its own files have names that no other program gives, in the table's folder; those of the time before the archive
+    was moved are known by their paths.
+    """
+    folder, _, name = location.rpartition("/")
+    ours = folder == f"{wanted.folder}/metadata" and _OUR_NAME.fullmatch(name)
+    if not ours and not any(location.endswith(f"/{path}") for path in wanted.former):
+        raise ForeignEntryError(
+            f"{wanted.name} in the catalog names {location or 'no metadata'}, which this archive did not write: it was"
+            f" left as it is. If the archive shall have this entry, run: {TAKE_OVER}; otherwise set another namespace"
+            " or table in [table.catalog]"
+        )
+
+
+@contextlib.contextmanager
+def translate_errors(address: Address) -> Iterator[None]:
+    """Raise CatalogError, or ConfigError, instead of what pyiceberg and the drivers below it raise."""
+    try:
+        yield
+    except (CatalogError, ConfigError):
+        raise
+    except Exception as error:
+        raise _translate(address, error) from error
+
+
+def _translate(address: Address, error: Exception) -> Exception:
+    text = " ".join(str(getattr(error, "orig", None) or error).split())[:LONGEST] or type(error).__name__
+    if isinstance(error, ModuleNotFoundError | iceberg.NotInstalledError):
+        return ConfigError(f'{address} needs a package: {text}; run: pip install "natty-nats[catalogs]"')
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, _REFUSED) or status in (401, 403) or _is_refusal_of_aws(error):
+        return CatalogRefusedError(f"{address} refuses this node: {text}; check the credentials and permissions there")
+    if isinstance(error, SSLError):
+        return CatalogAwayError(f"{address} is not trusted: {text}; set ca in [table.catalog] to its authority")
+    if isinstance(error, _AWAY) or _is_absence(error):
+        return CatalogAwayError(f"{address} does not answer: {text}")
+    return CatalogError(f"{address} can't be used: {type(error).__name__}: {text}")
+
+
+def _is_refusal_of_aws(error: Exception) -> bool:
+    aws = sys.modules.get("botocore.exceptions")  # not imported: the error is not its
+    if aws is None:
+        return False
+    if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError):
+        return True
+    return isinstance(error, aws.ClientError) and error.response.get("Error", {}).get("Code") in _REFUSALS
+
+
+def _is_absence(error: Exception) -> bool:
+    sql, aws = sys.modules.get("sqlalchemy.exc"), sys.modules.get("botocore.exceptions")
+    return bool(
+        (sql and isinstance(error, sql.OperationalError | sql.InterfaceError | sql.TimeoutError))
+        or (aws and isinstance(error, aws.HTTPClientError | aws.ConnectionError))
+    )
+
+
+def create_namespace(catalog: Catalog, wanted: Wanted) -> None:
+    """Create the namespace of an entry, level by level, unless it exists."""
+    levels = wanted.identifier[:-1]
+    if not catalog.namespace_exists(levels):
+        for end in range(1, len(levels) + 1):
+            catalog.create_namespace_if_not_exists(levels[:end])
+
+
+def read_metadata(wanted: Wanted) -> Any:
+    """Return the table's metadata."""
+    return TableMetadataUtil.parse_raw(wanted.metadata.decode())

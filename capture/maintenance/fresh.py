@@ -1,0 +1,170 @@
+"""The fresh table: shows adopted blocks to other engines, seconds after they are stored and before they are merged."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from capture.archive import chain
+from capture.archive.chain import Head, HeadReader
+from capture.archive.index.page import Entry, place_of
+from capture.archive.index.update import held_of
+from capture.archive.index.version import Version
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.picture import Picture
+from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import is_open
+from capture.archive.table import Table
+from capture.errors import ManifestError
+from capture.maintenance.compaction_plan import Policy, is_mergeable
+from capture.maintenance.table_commits import Leading, TableCommits, Turns
+from capture.stores.contract import REQUESTS_AT_ONCE
+from natty.wire.background import map_concurrently
+
+MOST_AT_ONCE = 1000
+"""Blocks that a commit shows at the most; the next one shows others."""
+CROWDED = 100
+"""So many shown blocks of a key and an interval are merged at once, whatever the compaction's schedule says."""
+MOST_SHOWN = 150
+"""Shown blocks of a key and an interval, at the most; others wait for the merge."""
+
+log = logging.getLogger("capture.fresh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshReport:
+    """The result of a fresh commit: blocks that came, that went, and that wait for a merge."""
+
+    shown: int = 0
+    hidden: int = 0
+    waiting: int = 0
+    is_crowded: bool = False
+    """A key has so many shown blocks in an interval that they should be merged now."""
+
+
+NOTHING = FreshReport()
+
+
+class FreshTable:
+    """Shows the blocks that a manifest adopts, in the term of the compaction's leader, which takes `turns` with it.
+
+    A block waits for a merge if it holds a sequence that the table or a shown block holds, or one twice, or if the
+    table can't show its columns.
+    """
+
+    def __init__(self, turns: Turns, manifest_head: HeadReader, policy: Policy) -> None:
+        self.policy = policy
+        self._turns = turns
+        self._manifest_head = manifest_head
+        self._head: Head | None = None
+        self._version: Version | None = None  # of the blocks that were looked at
+        self._later: list[Entry] = []  # blocks that are shown by the next commits
+        self._crowd: Counter[tuple[str, str, int]] = Counter()
+
+    def __repr__(self) -> str:
+        return f"FreshTable({self._head}, {len(self._later)} blocks wait)"
+
+    async def step(self, leading: Leading, now: float) -> FreshReport:
+        """Show the blocks that came since the last step, if any.
+
+        FencedError if the term is over; NotSweptError; ManifestError; StoreError. After a failure it may be run again.
+        """
+        head = await self._manifest_head()
+        if head is None or (head == self._head and not self._later):
+            return NOTHING
+        async with self._turns.take(leading, self._manifest_head, now) as commits:
+            manifest = await chain.read(commits.store, head, Manifest)
+            if not Picture(manifest, commits.table).is_whole or manifest.number < commits.table.shown_of:
+                return NOTHING  # a stale answer
+            return await self._step(commits, head, manifest, now)
+
+    async def _step(self, commits: TableCommits, head: Head, manifest: Manifest, now: float) -> FreshReport:
+        came, hide = await self._find_changes(commits, manifest)
+        later = await commits.blocks.find(manifest.index, map(place_of, self._later))
+        self._head = self._version = None  # after a failure it is not known what is committed: look at all blocks
+        came = [*{one.path: one for one in (*later.values(), *came)}.values()]
+        await self._is_crowded(commits)  # counts again what a merge has taken
+        chosen, later_on = came[:MOST_AT_ONCE], came[MOST_AT_ONCE:]
+        show = await self._choose(commits, chosen)
+        if show or hide:
+
+            def change(table: Table) -> Table:
+                return msgspec.structs.replace(table, shown_of=manifest.number)
+
+            await commits.commit(change, now, show=show, hide=hide)
+        self._head, self._version, self._later = head, manifest.index, later_on
+        self._crowd.update(map(_bin, show))
+        crowded = await self._is_crowded(commits)
+        return FreshReport(shown=len(show), hidden=len(hide), waiting=len(chosen) - len(show), is_crowded=crowded)
+
+    async def _is_crowded(self, commits: TableCommits) -> bool:
+        """Return whether a key has too many shown blocks in an interval; counts exactly when it may be so."""
+        if max(self._crowd.values(), default=0) < CROWDED:
+            return False
+        parts = commits.index.scan(commits.table.shown)
+        self._crowd = Counter([_bin(one) async for part in parts for one in part])
+        return max(self._crowd.values(), default=0) >= CROWDED
+
+    async def _find_changes(self, commits: TableCommits, manifest: Manifest) -> tuple[list[Entry], list[Stored]]:
+        """Return the blocks that this manifest has and the last one did not, and shown ones that it does not have."""
+        blocks, shown = commits.blocks, commits.table.shown
+        if self._version is not None:
+            try:
+                gone, came = await blocks.differ(self._version, manifest.index)
+                hide = [*(await commits.index.find(shown, [place_of(one) for one in gone])).values()]
+                return came, [*hide]
+            except ManifestError as error:  # pages of the last manifest may be deleted by now
+                log.debug("all blocks are looked at: %s", error)
+        known = {one.path async for part in commits.index.scan(shown) for one in part}
+        came = [one async for part in blocks.scan(manifest.index) for one in part if one.path not in known]
+        return came, await commits.find_dropped(manifest)
+
+    async def _choose(self, commits: TableCommits, came: Sequence[Entry]) -> list[Stored]:
+        """Return the blocks that the table can show: each sequence is then in one file or block of it."""
+        table, consumed = commits.table, commits.table.consumed_paths
+        known = await commits.index.find(table.shown, [place_of(one) for one in came])
+        fit = [
+            one
+            for one in came
+            if place_of(one) not in known
+            and one.path not in consumed
+            and is_open(one.format)
+            and is_mergeable(one, self.policy)
+        ]
+        wholes = await map_concurrently(fit, commits.blocks.whole, at_once=REQUESTS_AT_ONCE)
+        by_stream: dict[str, list[Stored]] = defaultdict(list)
+        for one in sorted(wholes, key=lambda one: (one.stored_ns, one.path)):
+            by_stream[one.stream].append(one)
+        found: list[Stored] = []
+        for stream, mine in by_stream.items():
+            found += await _list_disjoint(commits, table, stream, mine)
+        return await commits.leading.exposure.list_fitting(commits.store, table, self._limit(found))
+
+    def _limit(self, blocks: list[Stored]) -> list[Stored]:
+        """Return those for which there is room beside the shown blocks of their key and interval."""
+        crowd, found = self._crowd.copy(), list[Stored]()
+        for one in blocks:
+            crowd[_bin(one)] += 1
+            if crowd[_bin(one)] <= MOST_SHOWN:
+                found.append(one)
+        return found
+
+
+def _bin(one: Stored) -> tuple[str, str, int]:
+    return one.stream, one.key, one.interval
+
+
+async def _list_disjoint(commits: TableCommits, table: Table, stream: str, blocks: Sequence[Stored]) -> list[Stored]:
+    """Return the blocks that hold each of their sequences once, and none of the table or of another one of these."""
+    held = Sequences.union_of([await held_of(commits.index, one, stream) for one in table.list_versions()])
+    found: list[Stored] = []
+    for one in blocks:
+        mine = Sequences.from_text(one.sequences)
+        if len(mine) == one.count and mine.isdisjoint(held):
+            held |= mine
+            found.append(one)
+    return found

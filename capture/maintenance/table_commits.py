@@ -1,0 +1,200 @@
+"""Commits tables: the files and the shown blocks of a new one, with its metadata for other engines, in one step.
+
+Merges and fresh commits of a leader take turns: each changes the table as it is when its turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from capture.archive import chain
+from capture.archive.chain import Head, HeadPointer, HeadReader, current
+from capture.archive.index.contents import Indexes, commit, renew
+from capture.archive.index.page import place_of
+from capture.archive.index.tree import Index, Where
+from capture.archive.index.update import Update, held_of, update
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.picture import Picture
+from capture.archive.sequences import Sequences
+from capture.archive.table import Exposure, Table, first_table
+from capture.errors import ManifestError, NotSweptError
+from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from natty.wire.background import map_concurrently
+
+
+@dataclass(frozen=True)
+class Leading:
+    """What the leader of the compaction works with during its term."""
+
+    store: Store
+    indexes: Indexes
+    pointer: HeadPointer
+    exposure: Exposure
+    node: str
+    grace: float
+
+
+@dataclass
+class TableCommits:
+    """Commits the tables of a term, one after the other; `head` and `table` are the last ones.
+
+    A table has the files in its list that a merge has loaded: see `index.contents.commit`.
+    """
+
+    leading: Leading
+    head: Head
+    table: Table
+
+    @property
+    def store(self) -> Store:
+        """The archive's store."""
+        return self.leading.store
+
+    @property
+    def index(self) -> Index:
+        """The index of the table's files, which also reads that of the shown blocks."""
+        return self.leading.indexes.files
+
+    @property
+    def blocks(self) -> Index:
+        """The index of the manifest's blocks."""
+        return self.leading.indexes.blocks
+
+    async def commit(
+        self, change: Callable[[Table], Table], now: float, *, show: Sequence[Stored] = (), hide: Sequence[Stored] = ()
+    ) -> Table:
+        """Commit the table as `change` returns it, with its metadata for other engines; return it as committed.
+
+        Adds the blocks `show` to the shown ones, and removes those of `hide`, those that the table consumes by this
+        change, and those with a sequence of a new file. FencedError if the term is over.
+        """
+        before, after = self.table, change(self.table)
+        old, new = ({one.path for one in part.files} for part in (before, after))
+        came = [one for one in after.files if one.path not in old]
+        gone = [one for one in before.files if one.path not in new]
+        if before.shown.root and after.consumed is not before.consumed:
+            hide = [*hide, *await self._find_replaced(after, came)]
+        hide = [*{one.path: one for one in hide}.values()]
+        beside = await self._change_shown(show, hide)
+        if beside:
+            after = msgspec.structs.replace(after, shown=beside[0].version)
+
+        async def files(stream: str) -> AsyncIterator[list[Stored]]:
+            left_out = {one.path for one in (*gone, *hide)}
+            for version in before.list_versions():
+                async for part in self.index.scan(version, Where(stream=stream)):
+                    yield [await self.index.whole(one) for one in part if one.path not in left_out]
+            yield [one for one in (*came, *show) if one.stream == stream]
+
+        pointer, exposure = self.leading.pointer, self.leading.exposure
+        exposed = await exposure.expose(
+            self.store, after, came=[*came, *show], gone=[*gone, *hide], files=files, token=pointer.token, now=now
+        )
+        after = msgspec.structs.replace(exposed, leader=self.leading.node)
+        self.head, self.table = await commit(
+            self.index, pointer, self.head, before, after, now=now, grace=self.leading.grace, beside=beside
+        )
+        await exposure.announce(self.store, self.table)
+        return self.table
+
+    async def _change_shown(self, show: Sequence[Stored], hide: Sequence[Stored]) -> list[Update]:
+        if not show and not hide:
+            return []
+        token, number = self.leading.pointer.token, self.head.number + 1
+        return [await update(self.index, self.table.shown, show, hide, token=token, number=number)]
+
+    async def _find_replaced(self, after: Table, came: Sequence[Stored]) -> list[Stored]:
+        """Return the shown blocks that `after` has consumed, and the others that hold a sequence of a new file."""
+        shown = self.table.shown
+        places = [one for one in after.consumed if not isinstance(one, str)]
+        found = [*(await self.index.find(shown, places)).values()]
+        paths = {one.path for one in found}
+        consumed: list[Stored] = await map_concurrently(found, self.index.whole, at_once=REQUESTS_AT_ONCE)
+        return [*consumed, *await self._find_overlapping(came, consumed, paths)]
+
+    async def _find_overlapping(
+        self, came: Sequence[Stored], consumed: Sequence[Stored], leave: set[str]
+    ) -> list[Stored]:
+        found: list[Stored] = []
+        for stream in sorted({one.stream for one in came} & self.table.shown.streams.keys()):
+            held = await held_of(self.index, self.table.shown, stream)
+            twice = (_sequences(came, stream) & held) - _sequences(consumed, stream)
+            if not twice:
+                continue
+            where = Where(stream=stream, sequences=(twice.first, twice.last))
+            async for part in self.index.scan(self.table.shown, where):
+                wholes = [await self.index.whole(one) for one in part if one.path not in leave]
+                found += [one for one in wholes if not Sequences.from_text(one.sequences).isdisjoint(twice)]
+        return found
+
+    async def read_manifest(self, manifest_head: HeadReader) -> Manifest:
+        """Return a manifest that is not older than the table. ManifestError if the head names no such manifest."""
+        manifest = await _read_swept(self.store, manifest_head)
+        if not Picture(manifest, self.table).is_whole:  # a stale answer, or a head that its leader has not repaired yet
+            raise ManifestError(f"manifest {manifest.number} is older than the table: nothing was compacted")
+        return manifest
+
+    async def find_dropped(self, manifest: Manifest) -> list[Stored]:
+        """Return the shown blocks that a manifest does not name any more; none if they are of a later manifest."""
+        found: list[Stored] = []
+        if manifest.number < self.table.shown_of:
+            return found
+        async for part in self.index.scan(self.table.shown):
+            named = await self.blocks.find(manifest.index, map(place_of, part))
+            found += [one for one in part if place_of(one) not in named]
+        return found
+
+
+class Turns:
+    """Lets merges and fresh commits of a term take turns at the table."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._commits: TableCommits | None = None  # None: it is not known what is committed
+
+    def __repr__(self) -> str:
+        return f"Turns({self._commits and self._commits.head})"
+
+    @contextlib.asynccontextmanager
+    async def take(
+        self, leading: Leading, manifest_head: HeadReader, now: float, *, anew: bool = False
+    ) -> AsyncIterator[TableCommits]:
+        """While the body runs, it alone changes the table. With `anew`, or after a failure, read what is committed.
+
+        NotSweptError until the sweep's leader has made a manifest. FencedError; ManifestError; StoreError.
+        """
+        async with self._lock:
+            commits, self._commits = self._commits, None
+            if commits is None or anew:
+                commits = await _take_over(leading, manifest_head, now)
+            yield commits
+            self._commits = commits
+
+
+async def _take_over(leading: Leading, manifest_head: HeadReader, now: float) -> TableCommits:
+    """Return the table under this term's token, and announce it."""
+
+    async def first() -> Table:
+        return first_table(await _read_swept(leading.store, manifest_head))
+
+    renewed = partial(renew, leading.indexes.files)
+    head, table = await current(leading.store, leading.pointer, Table, now, first, renewed)
+    await leading.exposure.announce(leading.store, table)
+    return TableCommits(leading, head, table)
+
+
+async def _read_swept(store: Store, manifest_head: HeadReader) -> Manifest:
+    manifest = await chain.read(store, await manifest_head(), Manifest)
+    if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still change its table
+        raise NotSweptError
+    return manifest
+
+
+def _sequences(objects: Sequence[Stored], stream: str) -> Sequences:
+    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects if one.stream == stream)

@@ -1,0 +1,96 @@
+"""Keeps the table fresh while a node leads the compaction, and wakes the compaction when many blocks are shown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from capture.errors import NotSweptError
+from capture.maintenance.fresh import FreshReport, FreshTable
+from capture.maintenance.schedule import AT_ONCE, Schedule
+from capture.maintenance.table_commits import Leading
+from natty import LeadershipLostError
+
+FRESH = "fresh table"
+"""The name of the task in messages about failures."""
+BETWEEN = 30.0
+"""Seconds between two compactions that begin because many blocks are shown, at the least."""
+OFF = 5.0
+"""Seconds after which `[table] fresh` is read again while it is 0."""
+
+log = logging.getLogger("capture.fresh")
+
+Attempt = Callable[[str, Awaitable[FreshReport]], Awaitable[FreshReport | None]]
+
+
+class FreshKeeper:
+    """Shows new blocks every few seconds, in a task of its own.
+
+    `every` returns the setting (seconds; 0: off), `lead` what the leader works with. `attempt` runs a step, and returns
+    None if it failed.
+    """
+
+    def __init__(
+        self,
+        table: FreshTable,
+        lead: Callable[[], Awaitable[Leading]],
+        *,
+        every: Callable[[], float],
+        attempt: Attempt,
+        clock: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._lead = lead
+        self._every = every
+        self._attempt = attempt
+        self._clock = clock
+        self._crowded = asyncio.Event()
+        self._woken = -BETWEEN
+
+    def __repr__(self) -> str:
+        return f"FreshKeeper({self._table!r})"
+
+    @contextlib.asynccontextmanager
+    async def scope(self) -> AsyncIterator[None]:
+        """Keep the table fresh while the body runs."""
+        task = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until many blocks are shown."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._crowded.wait()
+
+    def schedule(self, slots: Schedule) -> Schedule:
+        """Return these slots, or one that begins now if many blocks are shown."""
+        crowded = self._crowded.is_set()
+        self._crowded.clear()
+        return AT_ONCE if crowded else slots
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._every() or OFF)
+            if self._every():
+                try:
+                    done = await self._attempt(FRESH, self._step())
+                except NotSweptError:
+                    continue
+                except LeadershipLostError:  # the compaction notices it, too
+                    return
+                self._wake(done)
+
+    async def _step(self) -> FreshReport:
+        return await self._table.step(await self._lead(), self._clock())
+
+    def _wake(self, done: FreshReport | None) -> None:
+        now = asyncio.get_running_loop().time()
+        if done and done.is_crowded and now - self._woken >= BETWEEN:
+            self._woken = now
+            self._crowded.set()
