@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from capture.errors import NotSweptError
-from capture.maintenance.fresh import FreshReport, FreshTable
+from capture.maintenance.fresh import NOTHING, FreshReport, FreshTable
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.table_commits import Leading
 from natty import LeadershipLostError
@@ -19,6 +19,8 @@ BETWEEN = 30.0
 """Seconds between two compactions that begin because many blocks are shown, at the least."""
 OFF = 5.0
 """Seconds after which `[table] fresh` is read again while it is 0."""
+LOOKS = 10
+"""How often, at the least, a manifest is looked for in the time between two commits: a commit follows a sweep soon."""
 
 log = logging.getLogger("capture.fresh")
 
@@ -29,7 +31,8 @@ class FreshKeeper:
     """Shows new blocks every few seconds, in a task of its own.
 
     `every` returns the setting (seconds; 0: off), `lead` what the leader works with. `attempt` runs a step, and returns
-    None if it failed.
+    None if it failed. A step that has nothing to do reads the manifest's head and no more, and is repeated soon; after
+    all others, `every` seconds pass from one beginning to the next.
     """
 
     def __init__(
@@ -75,16 +78,23 @@ class FreshKeeper:
         return AT_ONCE if crowded else slots
 
     async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._every() or OFF)
-            if self._every():
-                try:
-                    done = await self._attempt(FRESH, self._step())
-                except NotSweptError:
-                    continue
-                except LeadershipLostError:  # the compaction notices it, too
-                    return
+            every, began = self._every(), loop.time()
+            if not every:
+                await asyncio.sleep(OFF)
+                continue
+            pause = every
+            try:
+                done = await self._attempt(FRESH, self._step())
+            except NotSweptError:
+                pass
+            except LeadershipLostError:  # the compaction notices it, too
+                return
+            else:
                 self._wake(done)
+                pause = every / LOOKS if done is NOTHING else every
+            await asyncio.sleep(max(every / LOOKS, began + pause - loop.time()))
 
     async def _step(self) -> FreshReport:
         return await self._table.step(await self._lead(), self._clock())
