@@ -6,7 +6,7 @@ It works for any table format: one commit of one head changes the files and the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import msgspec
 
@@ -15,6 +15,7 @@ from capture.archive.iceberg_state import Iceberg, iceberg_paths
 from capture.archive.index.version import Place, Version
 from capture.archive.manifest import TABLE, Indexed, Manifest, Removed, Stored
 from capture.archive.retention import record_removed
+from capture.archive.retired_pages import RetiredPage
 from capture.archive.stored_formats import is_open
 from capture.stores.contract import Store
 
@@ -23,8 +24,8 @@ class Table(Indexed, frozen=True, kw_only=True):
     """The table at one moment: its files, and the blocks that they were made of.
 
     `consumed` are the places in the manifest's index (before format 3: the paths) of the blocks whose rows the files
-    hold, as long as the manifest names them; `retired` are
-    earlier files that are about to be deleted. `of_manifest` is the number of the manifest that the table was last made
+    hold, as long as they are in it. `retired` are objects that are about to be deleted, and so are those that the
+    `retired_pages` list. `of_manifest` is the number of the manifest that the table was last made
     of: with an older manifest it may show a message twice, since it no longer names blocks which that manifest names.
     `removed` is what retention has removed of the files, by stream. `columns` are the typed columns of all files so far
     (`merge.schema_evolution.read_columns`). `iceberg` is each stream's Iceberg table for other engines; format 1 has
@@ -40,6 +41,7 @@ class Table(Indexed, frozen=True, kw_only=True):
 
     files: list[Stored] = msgspec.field(default_factory=list)
     consumed: list[Place | str] = msgspec.field(default_factory=list)
+    retired_pages: list[RetiredPage] = msgspec.field(default_factory=list)
     of_manifest: int = 0
     removed: list[Removed] = msgspec.field(default_factory=list)
     columns: str = ""
@@ -56,9 +58,17 @@ class Table(Indexed, frozen=True, kw_only=True):
         """The paths of the consumed blocks."""
         return {path_of(one) for one in self.consumed}
 
+    def at_its_head(self, now: float) -> Self:
+        """Return the document with what it replaced counted from `now` on."""
+        pages = [RetiredPage(one.sha256, now) for one in self.retired_pages]
+        return msgspec.structs.replace(super().at_its_head(now), retired_pages=pages)
+
     def list_named(self) -> set[str]:
-        """Return every path that must not be deleted: files, retired files, and what other engines' readers need."""
-        paths = {one.path for part in (self.files, self.retired) for one in part}
+        """Return the paths that must not be deleted: files, what is retired, and what other engines' readers need.
+
+        Without those that only its pages of retired objects list.
+        """
+        paths = {one.path for part in (self.files, self.retired, self.retired_pages) for one in part}
         return paths.union(iceberg_paths(self.iceberg))
 
 
@@ -154,13 +164,14 @@ def path_of(consumed: Place | str) -> str:
 
 
 def list_still_named(table: Table, manifest: Manifest) -> list[Place | str]:
-    """Return which consumed blocks the table must still name for this manifest, and for later ones.
+    """Return which consumed blocks the table must still name for this manifest, and for later ones: its own blocks.
 
-    The manifest that the table was made of, or an earlier one, named every consumed block. If a later manifest does not
-    name it, the sweep has removed it with its entry, and it can't come back. If the same content were ever stored
-    again, it would be a block with repeated messages, and a merge leaves those out.
+    The manifest that the table was made of, or an earlier one, had every consumed block. If a later manifest does not
+    have it, the sweep has retired it, and keeps it so until it has removed the block with its entry. So it can't come
+    back. If the same content were ever stored again, it would be a block with repeated messages, and a merge leaves
+    those out.
     """
-    named = manifest.list_paths()
+    named = {one.path for one in manifest.blocks}
     return [one for one in table.consumed if path_of(one) in named]
 
 

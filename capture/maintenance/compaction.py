@@ -18,6 +18,7 @@ from capture.archive.index.page import place_of
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
 from capture.archive.picture import Picture
 from capture.archive.retention import EVERYTHING, Retention, sum_up
+from capture.archive.retired_pages import RETIRED, RetiredPage, read_retired
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, Unexposed, list_still_named, without
 from capture.errors import CompactionError
@@ -104,7 +105,7 @@ def apply(
             *(place_of(blocks[path]) for path in inputs if path in blocks),
         ],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
-        of_manifest=picture.manifest.number,
+        of_manifest=max(picture.table.of_manifest, picture.manifest.number),
         removed=_drop_summed_up(_add_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
         columns=next((result.columns for result in merged if result.columns), picture.table.columns),
         created=now,
@@ -223,14 +224,16 @@ async def compact(
             await commits.commit(lambda table: table, now, hide=dropped)
         table = commits.table
     superfluous: list[str] = []
+    moved = await read_retired(store, table.retired_pages) if look else {}
     if look:
         named = table.list_named() | await read_paths(indexes.files, table)
-        superfluous = _superfluous(table, named, objects, now - grace)
+        superfluous = _superfluous(table, named, moved, objects, now - grace)
         superfluous += await find_orphans(indexes.files, table, objects, now - grace)
     superfluous += old_documents(table, objects, now - grace)
     await chain.delete(store, pointer, superfluous[:MOST_DELETED])
     found = await read_input(indexes, manifest, table, policy, retention, now)
-    picture, drop = found.picture, partial(_drop_deleted, objects=objects if look else None, before=now - grace)
+    listed, picture = {one.path for one in objects} if look else None, found.picture
+    drop = partial(_drop_deleted, moved=moved, listed=listed, now=now, before=now - grace)
     gone = len([one for one in picture.files if one.path in found.expired])
     async with turns.take(leading, manifest_head, now) as commits:
         commits.table = commits.table.with_listed(picture.files)
@@ -292,27 +295,43 @@ async def _merge_due(
     return [], [], []
 
 
-def _superfluous(table: Table, named: Set[str], objects: Listing, before: float) -> list[str]:
-    """Return the paths to delete: files retired before this time, and files older than that which no table names.
+def _superfluous(
+    table: Table, named: Set[str], moved: Mapping[RetiredPage, list[str]], objects: Listing, before: float
+) -> list[str]:
+    """Return the paths to delete: objects retired before this time, and older ones than that which no table names.
 
     The latter are outputs that no leader has committed or will commit. They were listed before the table was read and
-    taken over, so their writer was either deposed by now, or is a failed run of this term.
+    taken over, so their writer was either deposed by now, or is a failed run of this term. `moved` are the retired
+    objects in pages.
     """
     listed = {one.path for one in objects}
-    old = [one.path for one in objects if one.path.startswith((TABLE, ICEBERG)) and one.modified < before]
+    retired = [(one.path, one.since) for one in table.retired]
+    retired += [(path, page.since) for page, paths in moved.items() for path in paths]
+    old = [one.path for one in objects if one.path.startswith((TABLE, ICEBERG, RETIRED)) and one.modified < before]
+    kept = named | {path for path, _ in retired}
     return [
-        *(one.path for one in table.retired if one.since < before and one.path in listed),
-        *(path for path in old if path not in named),
+        *(path for path, since in retired if since < before and path in listed),
+        *(path for path in old if path not in kept),
     ]
 
 
-def _drop_deleted(table: Table, *, objects: Listing | None, before: float) -> Table:
-    """Remove retired files from the table that did not exist when the objects were listed (None: they were not)."""
-    if objects is None:
+def _drop_deleted(
+    table: Table, *, moved: Mapping[RetiredPage, list[str]], listed: Set[str] | None, now: float, before: float
+) -> Table:
+    """Remove retired objects from the table that did not exist when the store was listed (None: it was not).
+
+    `moved` are those in pages, which were read before the table may have changed. A page is retired when none of its
+    objects exists.
+    """
+    if listed is None:
         return table
-    listed = {one.path for one in objects}
+    over = [page for page, paths in moved.items() if page.since < before and listed.isdisjoint(paths)]
     retired = [one for one in table.retired if one.since >= before or one.path in listed]
-    return msgspec.structs.replace(table, retired=retired)
+    return msgspec.structs.replace(
+        table,
+        retired=[*(Retired(one.path, now) for one in over if one in table.retired_pages), *retired],
+        retired_pages=[one for one in table.retired_pages if one not in over],
+    )
 
 
 def _report(

@@ -91,11 +91,8 @@ class FreshTable:
         chosen, later_on = came[:MOST_AT_ONCE], came[MOST_AT_ONCE:]
         show = await self._choose(commits, chosen)
         if show or hide:
-
-            def change(table: Table) -> Table:
-                return msgspec.structs.replace(table, shown_of=manifest.number)
-
-            await commits.commit(change, now, show=show, hide=hide)
+            after = await _forget(commits, manifest)
+            await commits.commit(lambda _: after, now, show=show, hide=hide)
         self._head, self._version, self._later = head, manifest.index, later_on
         self._crowd.update(map(_bin, show))
         crowded = await self._is_crowded(commits)
@@ -152,6 +149,16 @@ class FreshTable:
             if crowd[_bin(one)] <= MOST_SHOWN:
                 found.append(one)
         return found
+
+
+async def _forget(commits: TableCommits, manifest: Manifest) -> Table:
+    """Return the table, compared with this manifest: it forgets the consumed blocks that the sweep has retired."""
+    table = msgspec.structs.replace(commits.table, shown_of=manifest.number)
+    named = await commits.blocks.find(manifest.index, [one for one in table.consumed if not isinstance(one, str)])
+    left = [one for one in table.consumed if isinstance(one, str) or one in named]
+    if len(left) == len(table.consumed):
+        return table
+    return msgspec.structs.replace(table, consumed=left, of_manifest=max(table.of_manifest, manifest.number))
 
 
 def _bin(one: Stored) -> tuple[str, str, int]:

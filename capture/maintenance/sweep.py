@@ -30,6 +30,7 @@ from capture.archive.manifest import (
 )
 from capture.archive.picture import GRACE
 from capture.archive.retention import EVERYTHING, Expired, Retention
+from capture.archive.retired_pages import read_retired
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.archive.table import Table, first_table
 from capture.archive.trust import NO_CHECKS, Trust
@@ -265,7 +266,10 @@ class _Archive:
             return {}
         shown = [one.path async for part in self.indexes.files.scan(table.shown) for one in part]
         held = [path for one in table.iceberg.values() for path in one.list_held()]
-        return {one.path: one.since for one in table.retired} | dict.fromkeys([*shown, *held], math.inf)
+        pages = await read_retired(self.store, table.retired_pages)
+        retired = {path: page.since for page, paths in pages.items() for path in paths}
+        retired |= {one.path: one.since for one in table.retired}
+        return retired | dict.fromkeys([*shown, *held], math.inf)
 
     def _of_files(self, table: Table | None) -> list[tuple[Index, Version]]:
         return [(self.indexes.files, table.index)] if table else []

@@ -21,6 +21,7 @@ from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import Update, held_of, update
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.picture import Picture
+from capture.archive.retired_pages import move
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, first_table
 from capture.errors import ManifestError, NotSweptError
@@ -96,12 +97,17 @@ class TableCommits:
         exposed = await exposure.expose(
             self.store, after, came=[*came, *show], gone=[*gone, *hide], files=files, token=pointer.token, now=now
         )
-        after = msgspec.structs.replace(exposed, leader=self.leading.node)
+        after = await self._move_retired(msgspec.structs.replace(exposed, leader=self.leading.node))
         self.head, self.table = await commit(
             self.index, pointer, self.head, before, after, now=now, grace=self.leading.grace, beside=beside
         )
         await exposure.announce(self.store, self.table)
         return self.table
+
+    async def _move_retired(self, after: Table) -> Table:
+        token, number = self.leading.pointer.token, self.head.number + 1
+        retired, pages = await move(self.store, after.retired, token=token, number=number)
+        return msgspec.structs.replace(after, retired=retired, retired_pages=[*after.retired_pages, *pages])
 
     async def _change_shown(self, show: Sequence[Stored], hide: Sequence[Stored]) -> list[Update]:
         if not show and not hide:

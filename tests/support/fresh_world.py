@@ -10,6 +10,7 @@ from indexed import read_whole
 from capture.archive.iceberg_state import Expiry
 from capture.archive.index.contents import Indexes
 from capture.archive.picture import read_picture
+from capture.archive.retired_pages import RETIRED
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.iceberg import Exposer
@@ -112,6 +113,14 @@ class World:
         picture = await read_picture(self.store, self.manifest.read, self.table.read)
         return sorted({row for one in (*picture.blocks, *picture.files) for row in Sequences.from_text(one.sequences)})
 
+    async def needed(self):
+        """Return the paths that a reader needs who opens the table now."""
+        table = await self.committed()
+        exposed = table.iceberg[STREAM]
+        objects = {path for one in exposed.snapshots for path in one.objects} - exposed.list_held()
+        blocks = {one.path for one in await self.shown()}
+        return objects | blocks | {exposed.metadata} | {one.path for one in table.files}
+
     async def settle(self):
         """Let new leaders do what is left, undisturbed, until all is merged and deleted; return what engines see."""
         self.store.left = -1
@@ -134,4 +143,6 @@ class World:
         pages |= {name for one in table.outdated for name in one.pages}
         index = Indexes(self.store).files
         assert {one.path for one in await self.store.list("_index/table/")} <= {index.path(one) for one in pages}
+        assert {one.path for one in await self.store.list("iceberg/")} <= table.list_named()
+        assert {one.path for one in await self.store.list(RETIRED)} <= {one.path for one in table.retired_pages}
         return await self.seen()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 from random import Random
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from fresh_world import ALL, GRACE, Leader, World
 
+from capture.archive import retired_pages
 from capture.archive.iceberg_state import BRIEF, Expiry, Snapshot, list_expired, without
 from capture.archive.retention import Retention, Rule
 from capture.errors import CaptureError, FencedError
@@ -184,6 +186,34 @@ async def test_so_many_blocks_of_a_key_and_interval_are_shown_and_no_more(monkey
     await world.sweep()
     report = await leader.step()
     assert (report.shown, report.is_crowded) == (1, False)
+
+
+async def test_after_many_commits_the_document_is_small_and_what_readers_need_is_there_and_no_more(monkeypatch):
+    monkeypatch.setattr(retired_pages, "MOST", 12)
+    monkeypatch.setattr(retired_pages, "LATEST", 6)
+    world = World(keep_for=100.0)
+    leader, readers, counts = Leader(world), [], []
+    for number in range(1, 181):
+        await world.block([number])
+        await world.sweep()
+        await leader.step()
+        if number % 12 == 0:
+            await leader.compact()
+        if number % 50 == 0:
+            leader = Leader(world)
+        readers.append((world.now, await world.needed()))
+        world.now += 30.0
+        existing = {one.path for one in await world.store.list()}
+        for (_, paths), (replaced, _) in itertools.pairwise(readers[-40:]):
+            assert world.now - replaced > GRACE or paths <= existing
+        table = await world.committed()
+        assert len(table.retired) <= 12
+        assert len(table.consumed) <= 12
+        assert all(one.path in existing for one in table.retired_pages)
+        counts.append(len(existing))
+    assert len(table.retired_pages) > 5
+    assert max(counts[60:120]) <= 1.1 * max(counts[120:]) <= 1.2 * max(counts[60:120])
+    assert await world.settle() == sorted(world.stored)
 
 
 @pytest.mark.parametrize("after", [False, True])

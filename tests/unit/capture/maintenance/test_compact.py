@@ -205,14 +205,14 @@ def test_applied_results_replace_their_inputs_which_are_consumed_or_retired():
     assert Picture(picture.manifest, after).blocks == [block([9], key="other")]
 
 
-def test_a_consumed_block_is_named_until_the_manifest_no_longer_does():
+def test_a_consumed_block_is_named_until_the_manifest_has_retired_it():
     waiting, let_go, forgotten = block([1]), block([2]), block([3])
     manifest = Manifest(number=5, blocks=[waiting, block([4])], retired=[Retired(let_go.path, NOW)])
     before = Picture(manifest, Table(consumed=[one.path for one in (waiting, let_go, forgotten)]))
     (group,) = planned(before)
     assert group.inputs == [block([4])]
     after = apply(before, [group], [merged(group)], now=NOW)
-    assert [path_of(one) for one in after.consumed] == [waiting.path, let_go.path, block([4]).path]
+    assert [path_of(one) for one in after.consumed] == [waiting.path, block([4]).path]
 
 
 def test_a_group_of_which_nothing_is_left_leaves_no_file():
