@@ -60,7 +60,6 @@ HEAVY = {
     "pyspark": {"capture/spark/"},
     "py4j": {"capture/spark/"},
     "pyarrow": {"capture/formats/", "capture/spark/", "capture/iceberg/", "capture/reading/", "capture/cli/cat.py"}
-    | {"capture/ingest/direct_answers.py"}
     | {
         "capture/maintenance/merge/",
         "capture/testing.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import AsyncExitStack
 from enum import StrEnum
@@ -112,6 +113,8 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
         from capture.reading import duck  # here, so that the command line starts without it
 
         keys = config.keys()
+        if live:
+            gc.freeze()  # a collection during the reading of the stream need not visit the imported modules
         return await duck.query(store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail)
 
 

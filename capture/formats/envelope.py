@@ -36,6 +36,8 @@ _PLAIN = [one for one in COLUMNS if one.source in LISTS and one.source not in ("
 
 _BEGIN, _END = b"NATS/1.0\r\n", b"\r\n\r\n"
 _OF_HEADERS = [one for one in COLUMNS if one.source == HEADER_BLOCKS]
+FROM_HEADERS = {one.name for one in _OF_HEADERS}
+"""The columns that are made from headers."""
 _RARE = {one.header for one in _OF_HEADERS if one.header} - {MESSAGE_ID}
 
 
@@ -52,7 +54,7 @@ def _arrays(records: Records[Any], source: str) -> Iterable[pa.Array]:
         case "stream":
             return [pa.repeat(pa.scalar(records.stream, pa.string()), len(records))]
         case "subjects":
-            return _subjects(records.subjects)
+            return subject_columns(pa.array(records.subjects, pa.binary()))
         case "header_blocks":
             return header_columns(records.header_blocks)
         case "errors":
@@ -107,13 +109,14 @@ def with_envelope(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays([*columns, *(table[field.name] for field in more)], schema=schema)
 
 
-def _subjects(subjects: list[bytes]) -> tuple[pa.Array, pa.Array]:
-    """Return the columns subject and subject_raw."""
+def subject_columns(subjects: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the columns subject and subject_raw of these subjects, which are bytes."""
     try:
-        return pa.array(subjects, pa.binary()).cast(pa.string()), pa.nulls(len(subjects), pa.binary())
+        return subjects.cast(pa.string()), pa.nulls(len(subjects), pa.binary())
     except pa.ArrowInvalid:  # some are not UTF-8
-        texts = [subject.decode("utf-8", "replace") for subject in subjects]
-        raw = [subject if text_or_none(subject) is None else None for subject in subjects]
+        given: list[bytes] = subjects.to_pylist()
+        texts = [subject.decode("utf-8", "replace") for subject in given]
+        raw = [subject if text_or_none(subject) is None else None for subject in given]
         return pa.array(texts, pa.string()), pa.array(raw, pa.binary())
 
 
@@ -122,8 +125,22 @@ def _subjects(subjects: list[bytes]) -> tuple[pa.Array, pa.Array]:
 
 def header_columns(blocks: list[bytes]) -> list[pa.Array]:
     """Return the columns of these raw header blocks, in the envelope's order; `b""` stands for no headers."""
-    if not any(blocks):
-        return [pa.nulls(len(blocks), TYPES[one.type]) for one in _OF_HEADERS]
+    present = [block for block in blocks if block]
+    if blocks and len(present) == len(blocks):
+        return _columns_of_each(blocks)
+    return list(spread_header_columns(present, pa.array(map(bool, blocks), pa.bool_())).values())
+
+
+def spread_header_columns(blocks: list[bytes], present: pa.Array) -> dict[str, pa.Array]:
+    """Return the columns of these raw header blocks, each for a message for which `present` is true, by their names."""
+    if not blocks:
+        return {one.name: pa.nulls(len(present), TYPES[one.type]) for one in _OF_HEADERS}
+    where = pc.if_else(present, pc.subtract(pc.cumulative_sum(present.cast(pa.int32())), 1), None)
+    columns = _columns_of_each(blocks)
+    return {one.name: column.take(where) for one, column in zip(_OF_HEADERS, columns, strict=True)}
+
+
+def _columns_of_each(blocks: list[bytes]) -> list[pa.Array]:
     headers, message_ids = _by_column(blocks) or _one_by_one(blocks)
     firsts = {name: _first_values(name, blocks) for name in _RARE}
     return [
@@ -136,7 +153,7 @@ def _header_column(column: Column, blocks: list[bytes], headers: pa.Array, first
     if column.type == "headers":
         return headers
     if not column.header:
-        return pa.array([block or None for block in blocks], pa.binary())
+        return pa.array(blocks, pa.binary())
     if firsts is None:
         return pa.nulls(len(blocks), TYPES[column.type])
     return pa.array(column.of(firsts), TYPES[column.type])
@@ -155,9 +172,9 @@ def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:
 
     Unusual are: text that is not UTF-8, a line that is not a header, a name that is repeated in one block.
     """
-    if not all(not block or (block.startswith(_BEGIN) and block.endswith(_END)) for block in blocks):
+    if not all(block.startswith(_BEGIN) and block.endswith(_END) for block in blocks):
         return None
-    inside = pa.array([block[len(_BEGIN) : -len(_END)] if block else None for block in blocks], pa.binary())
+    inside = pa.array([block[len(_BEGIN) : -len(_END)] for block in blocks], pa.binary())
     try:
         lines = pc.split_pattern(inside.cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
@@ -170,7 +187,7 @@ def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:
     if _has_repeated(names, owners):
         return None
     items = pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), values)
-    headers = pa.MapArray.from_arrays(lines.offsets, names, items, mask=pc.is_null(lines))
+    headers = pa.MapArray.from_arrays(lines.offsets, names, items)
     is_id = pc.equal(names, MESSAGE_ID)
     where = pc.index_in(pa.array(range(len(blocks)), owners.type), value_set=owners.filter(is_id))
     return headers, values.filter(is_id).take(where)
@@ -185,18 +202,16 @@ def _has_repeated(names: pa.Array, owners: pa.Array) -> bool:
 
 
 def _one_by_one(blocks: list[bytes]) -> tuple[pa.Array, pa.Array]:
-    parsed = [parse_headers(block) if block else None for block in blocks]
-    present = [headers for headers in parsed if headers]
-    values = [several for headers in present for several in headers.values()]
+    parsed = [parse_headers(block) for block in blocks]
+    values = [several for headers in parsed for several in headers.values()]
     items = pa.ListArray.from_arrays(
         pa.array([0, *accumulate(map(len, values))], pa.int32()),
         _strings([value for several in values for value in several]),
     )
-    offsets = pa.array([0, *accumulate(len(headers or ()) for headers in parsed)], pa.int32())
-    names = _strings([name for headers in present for name in headers])
-    missing = pa.array([headers is None for headers in parsed], pa.bool_())
-    message_ids = [headers[MESSAGE_ID][0] if headers and MESSAGE_ID in headers else None for headers in parsed]
-    return pa.MapArray.from_arrays(offsets, names, items, mask=missing), _strings(message_ids)
+    offsets = pa.array([0, *accumulate(map(len, parsed))], pa.int32())
+    names = _strings([name for headers in parsed for name in headers])
+    message_ids = [headers[MESSAGE_ID][0] if MESSAGE_ID in headers else None for headers in parsed]
+    return pa.MapArray.from_arrays(offsets, names, items), _strings(message_ids)
 
 
 def _strings(values: list[Any]) -> pa.Array:

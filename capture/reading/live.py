@@ -12,11 +12,10 @@ import pyarrow as pa
 
 from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
-from capture.formats.envelope import to_table
-from capture.ingest.direct_get import GIVE_UP
 from capture.ingest.record import Records
 from capture.ingest.source import stream_info
-from capture.ingest.stream_range import WORK_QUEUE, StreamFacts, StreamRange, read_range
+from capture.reading.direct_get import GIVE_UP
+from capture.reading.stream_range import WORK_QUEUE, StreamFacts, StreamRange, read_range, rows_of
 from natty import Batch, Natty, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
@@ -84,7 +83,7 @@ async def check_unchanged(natty: Natty, stream: StreamFacts) -> None:
         )
 
 
-async def read_checked(natty: Natty, wanted: StreamRange) -> AsyncGenerator[Records[None], None]:
+async def read_checked(natty: Natty, wanted: StreamRange) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the messages of a range, as `read_range`. CaptureError if the stream is not the same one any more.
 
     That is checked after each answer, so no message of another stream is yielded.
@@ -101,7 +100,7 @@ async def _read_to_end(natty: Natty, info: dict[str, Any], after: int) -> AsyncG
     stream = StreamFacts.of(info)
     async with aclosing(read_checked(natty, StreamRange(stream, after + 1, stream.last))) as each:
         async for messages in each:
-            yield Seen(messages.sequences[-1], rows_of(messages))
+            yield Seen(messages.column("sequence")[-1].as_py(), messages)
     yield Seen(stream.last)
 
 
@@ -139,9 +138,3 @@ async def _follow(natty: Natty, stream: str, info: dict[str, Any], after: int) -
                 case Vanished():
                     raise StreamNotFoundError(f"stream {stream} was deleted while it was read")
     raise ConnectionClosedError(f"the connection was closed while stream {stream} was read")
-
-
-def rows_of(records: Records[Any]) -> pa.RecordBatch:
-    """Return messages, at least one, as rows of the envelope."""
-    (batch,) = to_table(records).combine_chunks().to_batches()
-    return batch

@@ -21,21 +21,21 @@ from capture.archive.sequences import Sequences
 from capture.archive.trust import Trust
 from capture.config.settings import CaptureConfig
 from capture.formats.envelope import SCHEMA
-from capture.ingest.record import Records
-from capture.ingest.stream_range import StreamFacts, StreamRange, read_range
-from capture.reading.live import check_end, check_unchanged, rows_of
+from capture.reading.direct_answers import list_sequences
+from capture.reading.live import check_end, check_unchanged
 from capture.reading.merge import GoneError, Look, make_look, merge_shares
 from capture.reading.search import Place, Search
 from capture.reading.shares import narrow, sequences_of
+from capture.reading.stream_range import StreamFacts, StreamRange, read_range
 from capture.stores import Store
 from natty import Natty, StreamNotFoundError
 
 GAP = 256
 """Sequences that the archive gives, between two that it does not: up to this many are read again and dropped, since
 another request costs more."""
-PIECE = 8192
+PIECE = 4096
 """Sequences of a range that is read by itself: rows are made of one while the server sends the next."""
-AT_ONCE = 2  # ranges of a stream that are read concurrently
+AT_ONCE = 4  # ranges of a stream that are read concurrently
 
 OnMissing = Callable[[str], None]
 OnGap = Callable[[str, Sequences], None]
@@ -126,11 +126,11 @@ async def read_tail(
     again, or restored to an earlier state, meanwhile: the rows that were yielded are not an answer then.
     """
     left = tail.wanted
-    async with aclosing(_read_stream(tail)) as each:
-        async for messages in each:
-            if mine := Sequences.from_iterable(messages.sequences) & left:
+    async with aclosing(_read_stream(tail, columns)) as each:
+        async for rows in each:
+            if mine := _sequences_in(rows) & left:
                 left -= mine
-                yield _pick(messages, mine).select(list(columns))
+                yield _pick(rows, mine).select(list(columns))
     await check_unchanged(tail.place.natty, tail.stream)
     while left:
         found = await tail.search.find(left)
@@ -155,26 +155,35 @@ def _with_sequence(columns: Sequence[str]) -> list[str]:
     return [name for name in SCHEMA.names if name == "sequence" or name in columns]
 
 
-def _pick(messages: Records[None], mine: Sequences) -> pa.RecordBatch:
-    rows = rows_of(messages)
+def _sequences_in(rows: pa.RecordBatch) -> Sequences:
+    """Return the sequences of rows in order."""
+    column = rows.column("sequence")
+    first, last = column[0].as_py(), column[-1].as_py()
+    if last - first + 1 == len(rows):
+        return Sequences.from_range(first, last)
+    return Sequences.from_iterable(list_sequences(rows))
+
+
+def _pick(rows: pa.RecordBatch, mine: Sequences) -> pa.RecordBatch:
     if len(mine) == len(rows):
         return rows
-    return rows.take(pa.array([at for at, one in enumerate(messages.sequences) if one in mine]))
+    return rows.take(pa.array([at for at, one in enumerate(list_sequences(rows)) if one in mine]))
 
 
-async def _read_stream(tail: Tail) -> AsyncGenerator[Records[None], None]:
+async def _read_stream(tail: Tail, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the messages of the ranges that hold the tail; AT_ONCE ranges are read concurrently."""
     ranges = cut(cover(tail.wanted))
-    arrived: asyncio.Queue[Records[None] | BaseException | None] = asyncio.Queue()  # None: a reader has ended
+    arrived: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue()  # None: a reader has ended
     room = asyncio.Semaphore(AT_ONCE)  # for answers that were not yielded yet
 
     async def read() -> None:
         try:
             for span in ranges:
-                async with aclosing(read_range(tail.place.natty, StreamRange(tail.stream, *span))) as each:
-                    async for messages in each:
+                wanted = StreamRange(tail.stream, *span)
+                async with aclosing(read_range(tail.place.natty, wanted, columns=columns)) as each:
+                    async for rows in each:
                         await room.acquire()
-                        arrived.put_nowait(messages)
+                        arrived.put_nowait(rows)
             arrived.put_nowait(None)
         except BaseException as error:
             arrived.put_nowait(error)
@@ -189,9 +198,9 @@ async def _read_stream(tail: Tail) -> AsyncGenerator[Records[None], None]:
                     reading -= 1
                 case BaseException() as error:
                     raise error
-                case messages:
+                case rows:
                     room.release()
-                    yield messages
+                    yield rows
     finally:
         for one in readers:
             one.cancel()

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pyarrow as pa
 from spark_jetstream import source_options
 
-from capture.ingest.stream_range import stream_facts
+from capture.reading.direct_answers import list_sequences
+from capture.reading.stream_range import stream_facts
 from capture.spark.jetstream import DefaultSource
 from capture.spark.jetstream.readers import ENVELOPE
 from capture.spark.jetstream.splits import Range
@@ -44,4 +45,4 @@ async def whole_range(natty, stream, first=1, last=None, **changes):
 
 
 async def read(reader):
-    return [sequence for messages in [each async for each in reader] for sequence in messages.sequences]
+    return [sequence for rows in [each async for each in reader] for sequence in list_sequences(rows)]

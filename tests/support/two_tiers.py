@@ -9,12 +9,13 @@ from capture.archive.identity import claim
 from capture.archive.trust import NO_CHECKS
 from capture.config.settings import CaptureConfig
 from capture.formats import writer
+from capture.formats.envelope import to_records
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
-from capture.ingest.stream_range import StreamRange, read_range, stream_facts
 from capture.reading import duck
 from capture.reading.merge import make_look
+from capture.reading.stream_range import StreamRange, read_range, stream_facts
 from capture.reading.tail import list_places, take_snapshot
 from capture.stores import open_store
 
@@ -51,7 +52,8 @@ class TwoTiers:
         """Return messages of the stream, as capture takes them."""
         facts, found = await self.facts(), Records()
         async for messages in read_range(self.natty, StreamRange(facts, min(sequences), max(sequences))):
-            messages.values, messages.replies = [None] * len(messages), [b""] * len(messages)
+            messages = to_records(messages)
+            messages.replies = [b""] * len(messages)
             found.extend(messages.select([at for at, one in enumerate(messages.sequences) if one in sequences]))
         return found
 

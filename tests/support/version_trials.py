@@ -15,7 +15,8 @@ from scheduling import make_scheduling, published, waiting
 from template_streams import drained
 
 from capture import read
-from capture.ingest.direct_get import DirectGet
+from capture.reading.direct_answers import list_sequences
+from capture.reading.direct_get import DirectGet
 from natty import WrongLastSequenceError
 from natty.groups import PartitioningFilter
 from natty.streams import stranded as stranded_module
@@ -217,7 +218,7 @@ async def direct_gets(natty, name, folder):
     await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True)
     for number in range(5):
         await natty.publish(f"{name}.{number}", b"")
-    parts = [list(messages.sequences) async for messages in DirectGet(natty, name, 1, 5)]
+    parts = [list_sequences(rows) async for rows in DirectGet(natty, name, 1, 5)]
     assert [one for part in parts for one in part] == [1, 2, 3, 4, 5]
     assert len(parts) < 5
 

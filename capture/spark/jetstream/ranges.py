@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+import pyarrow as pa
+
 from capture.errors import DataLossError
-from capture.ingest.record import Records
-from capture.ingest.stream_range import StreamRange, read_range, recreated_error, stream_facts
+from capture.formats.envelope import SCHEMA
+from capture.reading.direct_answers import list_sequences
+from capture.reading.stream_range import StreamRange, read_range, recreated_error, stream_facts
 from capture.spark.jetstream.splits import LEAVE, Tally, describe_gone
 from natty import Natty
 
@@ -22,22 +25,34 @@ class RangeReader:
     behind the front were removed one by one, which is not a loss; they are counted.
     """
 
-    def __init__(self, natty: Natty, wanted: StreamRange, *, subject: str = "", fail: bool = True) -> None:
+    def __init__(
+        self,
+        natty: Natty,
+        wanted: StreamRange,
+        *,
+        subject: str = "",
+        fail: bool = True,
+        columns: Sequence[str] = SCHEMA.names,
+    ) -> None:
         self.tally = Tally(wanted.first)
-        self._natty, self._range = natty, wanted
+        self._natty, self._range, self._columns = natty, wanted, columns
         self._subject, self._fail = subject, fail
 
     def __repr__(self) -> str:
         return f"RangeReader({self._range}, {self.tally})"
 
-    async def __aiter__(self) -> AsyncGenerator[Records[None], None]:
-        """Yield the messages in order. Raises as `read_range`, and DataLossError; NattyError."""
+    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield the messages in order, as rows with these columns and `sequence`.
+
+        Raises as `read_range`, and DataLossError; NattyError.
+        """
         await self._front()
-        async with aclosing(read_range(self._natty, self._range, subject=self._subject)) as each:
-            async for messages in each:
-                if len(messages):  # max_age may move the front between any two
-                    await self._judge(self.tally.take(messages.sequences))
-                yield messages
+        reading = read_range(self._natty, self._range, subject=self._subject, columns=self._columns)
+        async with aclosing(reading) as each:
+            async for rows in each:
+                if len(rows):  # max_age may move the front between any two
+                    await self._judge(self.tally.take(list_sequences(rows)))
+                yield rows
         await self._judge(self.tally.end(self._range.last))
         left_out = "not there" if not self._subject else "not there, or of other subjects"
         log.info(

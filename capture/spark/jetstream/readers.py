@@ -13,10 +13,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS
 from capture.errors import ConfigError, DataLossError
-from capture.formats.envelope import SCHEMA, to_table
-from capture.ingest.stream_range import StreamFacts, stream_facts
+from capture.formats.envelope import SCHEMA
+from capture.reading.stream_range import StreamFacts, stream_facts
 from capture.spark.jetstream.blocking import Blocking
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.source_options import ReadOptions, nearest
@@ -29,8 +28,6 @@ from natty.jetstream import NO_MESSAGE
 ENVELOPE = from_arrow_schema(SCHEMA)
 """The columns of the archive's envelope, in Spark's types."""
 
-FROM_HEADERS = {one.name for one in COLUMNS if one.source == HEADER_BLOCKS}
-
 log = logging.getLogger("capture.spark.jetstream")
 
 
@@ -42,13 +39,12 @@ def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartit
         return
     if not isinstance(wanted, Range):  # Spark's own, if there is nothing to read
         return
-    bare = FROM_HEADERS.isdisjoint(columns)
     with Blocking(options.nats) as client:
-        reader = RangeReader(client.natty, wanted, subject=options.subject, fail=options.fail_on_data_loss)
-        for messages in client.iterate(aiter(reader)):
-            if bare:
-                messages.header_blocks = [b""] * len(messages)
-            yield from to_table(messages).select(columns).to_batches()
+        reader = RangeReader(
+            client.natty, wanted, subject=options.subject, fail=options.fail_on_data_loss, columns=columns
+        )
+        for rows in client.iterate(aiter(reader)):
+            yield rows.select(list(columns))
 
 
 class JetStreamReader(DataSourceReader):

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from capture.errors import DataLossError
-from capture.ingest.stream_range import StreamFacts, StreamRange
+from capture.reading.stream_range import StreamFacts, StreamRange
 
 RANGE = 100_000
 """Sequences of a partition, if the number of partitions is not given: about a second's work."""

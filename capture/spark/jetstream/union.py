@@ -18,11 +18,11 @@ from capture.archive.manifest import Stored, is_encrypted
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.config.settings import CaptureConfig
 from capture.errors import DataLossError, KeyMissingError
-from capture.ingest.stream_range import StreamFacts
 from capture.reading.merge import GoneError, make_look, merge_shares
 from capture.reading.read import identity_of
 from capture.reading.search import Place, Search
 from capture.reading.shares import Selection, Share, narrow, shares
+from capture.reading.stream_range import StreamFacts
 from capture.reading.tail import Tail, read_tail, take_snapshot
 from capture.spark.jetstream.source_options import ReadOptions
 from capture.spark.jetstream.splits import LEAVE, MAX_RANGES, RANGE

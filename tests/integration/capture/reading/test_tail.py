@@ -12,8 +12,7 @@ import capture
 from capture.archive.encryption import Keys
 from capture.errors import CaptureError, KeyMissingError
 from capture.formats import writer
-from capture.ingest import direct_get
-from capture.reading import duck, tail
+from capture.reading import direct_get, duck, tail
 
 KEYS = Keys({"k": bytes(32)})
 
@@ -215,7 +214,7 @@ async def test_a_replica_that_is_behind_its_leader_is_not_the_end(tiers, monkeyp
             if position > 12:
                 return None
             answer = await ask(self, position)
-            mine = answer.messages.select(range(12 - position + 1))
+            mine = answer.messages.slice(0, 12 - position + 1)
             return answer._replace(messages=mine, last=12, pending=0)
         return await ask(self, position)
 

@@ -8,8 +8,9 @@ from jetstream_ranges import WAYS, read, sequences_of, source_of, twenty_message
 from patient import FILLING, PATIENCE
 
 from capture.errors import DataLossError
-from capture.ingest import direct_get
-from capture.ingest.stream_range import stream_facts
+from capture.reading import direct_get
+from capture.reading.direct_answers import list_sequences
+from capture.reading.stream_range import stream_facts
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
 
@@ -61,13 +62,13 @@ async def test_a_range_of_which_nothing_is_left_is_lost(natty, stream, way):
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_front_that_overtakes_the_reader_is_noticed_where_it_does(natty, stream, way, monkeypatch):
     monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 4)
-    monkeypatch.setattr("capture.ingest.stream_range.REQUEST_MESSAGES", 4)
+    monkeypatch.setattr("capture.reading.stream_range.REQUEST_MESSAGES", 4)
     reader = RangeReader(natty, await whole_range(natty, stream, direct=way == "direct"), fail=False)
     found = []
     async for messages in reader:
         if not found:
             await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 18})
-        found += messages.sequences
+        found += list_sequences(messages)
     assert found[-3:] == [18, 19, 20]
     assert found == sorted(set(found))
     assert (reader.tally.read, reader.tally.lost) == (len(found), 20 - len(found))

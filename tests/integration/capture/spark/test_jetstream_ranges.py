@@ -11,8 +11,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.formats.envelope import SCHEMA
-from capture.ingest import direct_get
-from capture.ingest.direct_answers import take_until
+from capture.reading import direct_get
+from capture.reading.direct_answers import list_sequences, take_until
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
 from natty import Natty
@@ -101,7 +101,7 @@ async def test_a_connection_that_is_lost_in_the_middle_costs_no_message(natty_pr
                 await natty_proxy.cut()
                 natty_proxy.release()
                 await natty_proxy.restore()
-            found += messages.sequences
+            found += list_sequences(messages)
         assert found == list(range(1, 21))
         await until(lambda: client.connection.reconnects >= 1)
 

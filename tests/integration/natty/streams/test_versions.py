@@ -17,7 +17,8 @@ from restoring import Capturing
 from servers import old_server
 from version_trials import TRIALS
 
-from capture.ingest import stream_range
+from capture.reading import stream_range
+from capture.reading.direct_answers import list_sequences
 from capture.verification.check import check
 from natty import ConsumerNotFoundError, Natty, UnsupportedError
 from natty.cli.server_checks import check_faults
@@ -79,7 +80,7 @@ async def test_a_server_that_answers_with_one_message_is_read_by_a_consumer(serv
         for number in range(5):
             await natty.publish(f"{name}.{number}", b"")
         wanted = stream_range.StreamRange(await stream_range.stream_facts(natty, name), 1, 5)
-        found = [one async for messages in stream_range.read_range(natty, wanted) for one in messages.sequences]
+        found = [one async for rows in stream_range.read_range(natty, wanted) for one in list_sequences(rows)]
     assert found == [1, 2, 3, 4, 5]
 
 

@@ -12,9 +12,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from capture.errors import ConfigError, DataLossError, SparkError
-from capture.formats.envelope import SCHEMA, to_table
-from capture.ingest.direct_answers import Broken, Mirrored, is_message, of_answer, take_until
-from capture.ingest.stream_range import StreamFacts
+from capture.formats.envelope import SCHEMA, to_records, to_table
+from capture.ingest.record import Records
+from capture.reading.direct_answers import Broken, Mirrored, is_message, list_sequences, of_answer, take_until
+from capture.reading.stream_range import StreamFacts
 from capture.spark.jetstream import DefaultSource
 from capture.spark.jetstream.readers import ENVELOPE, list_columns
 from capture.spark.jetstream.rows import Outgoing, check_columns, make_outgoing
@@ -207,21 +208,58 @@ def answer(*messages, stream="ORDERS"):
 
 def test_an_answer_becomes_columns_and_own_headers_come_out_as_they_went_in():
     own = b"NATS/1.0\r\nA: 1\r\nNats-Stream: mine\r\nNats-Sequence: 5\r\nA: 2\r\n\r\n"
-    found = of_answer(answer((3, b"", b"x"), (7, own, b""), (12, b"", b"\r\n")), "ORDERS", 12)
+    rows = of_answer(answer((3, b"", b"x"), (7, own, b""), (12, b"", b"\r\n")), "ORDERS", 12)
+    found = to_records(rows)
     assert found.sequences == [3, 7, 12]
     assert found.subjects == [b"orders.3", b"orders.7", b"orders.12"]
     assert found.header_blocks == [b"", own, b""]
     assert found.payloads == [b"x", b"", b"\r\n"]
     assert [time % 10**9 for time in found.times_ns] == [300_000_000, 700_000_000, 120_000_000]
     assert found.times_ns[0] // 10**9 == 1795294926
-    assert take_until(found, 7).sequences == [3, 7]
-    assert take_until(found, 7).payloads == [b"x", b""]
-    assert len(take_until(found, 2)) == 0
+    assert list_sequences(take_until(rows, 7)) == [3, 7]
+    assert list_sequences(take_until(rows, 12)) == [3, 7, 12]
+    assert take_until(rows, 7).column("payload").to_pylist() == [b"x", b""]
+    assert len(take_until(rows, 2)) == 0
+
+
+OWN = ["A: 1", "A: 2", "Nats-Msg-Id: m", "B:", "Nats-Stream: ORDERS", "Z: \xff", "no colon"]
+"""Lines of headers that a message may have itself."""
+MESSAGES = st.lists(st.tuples(st.lists(st.sampled_from(OWN)), st.binary(max_size=9), st.binary(max_size=9)), min_size=1)
+
+
+@given(MESSAGES.filter(lambda messages: len(messages) < 10), st.sets(st.sampled_from(SCHEMA.names)))
+def test_an_answer_has_the_rows_that_its_messages_have_one_by_one(messages, columns):
+    blocks = ["\r\n".join(["NATS/1.0", *own, "", ""]).encode("latin-1") if own else b"" for own, _, _ in messages]
+    subjects = [subject.translate(None, b"\r\n ") or b"s" for _, _, subject in messages]
+    payloads = [payload for _, payload, _ in messages]
+    raw = answer(*zip(range(1, len(messages) + 1), blocks, payloads, strict=True))
+    for at, (subject, reply, head, payload) in enumerate(raw):
+        raw[at] = subject, reply, head.replace(b"orders.%d\r\n" % (at + 1), subjects[at] + b"\r\n"), payload
+    records = Records(
+        stream="ORDERS",
+        sequences=list(range(1, len(raw) + 1)),
+        times_ns=[1795294926 * 10**9 + at * 10**8 for at in range(1, len(raw) + 1)],
+        subjects=subjects,
+        header_blocks=blocks,
+        payloads=payloads,
+        deliveries=[1] * len(raw),
+    )
+    expected = to_table(records)
+    assert of_answer(raw, "ORDERS", len(raw)).to_pylist() == expected.to_pylist()
+    names = [name for name in SCHEMA.names if name == "sequence" or name in columns]
+    some = of_answer(raw, "ORDERS", len(raw), columns)
+    assert some.schema.names == names
+    assert some.to_pylist() == expected.select(names).to_pylist()
 
 
 def test_an_answer_with_a_hole_is_noticed():
     whole = answer((3, b"", b""), (7, b"", b""), (12, b"", b""))
-    for broken in (whole[1:], whole[:1] + whole[2:], whole[:2]):
+    status, cut = (b"", b"", b"NATS/1.0 503\r\n\r\n", b""), (*whole[1][:2], whole[1][2][:-30], b"")
+    renamed = (*whole[1][:2], whole[1][2].replace(b"Nats-Sequence", b"Nats-Position"), b"")
+    for broken in (
+        *(whole[1:], whole[:1] + whole[2:], whole[:2]),
+        *([whole[0], other, whole[2]] for other in (status, cut, renamed)),
+    ):
         with pytest.raises(Broken):
             of_answer(broken, "ORDERS", 12)
 
@@ -239,7 +277,7 @@ def test_a_status_is_no_message_and_a_message_that_looks_like_one_is():
 
 def test_messages_are_rows_of_the_envelope_as_spark_takes_them():
     assert to_arrow_schema(ENVELOPE).equals(SCHEMA)
-    (row,) = to_table(of_answer(answer((3, b"NATS/1.0\r\nB: 1\r\n\r\n", b"p")), "ORDERS", 3)).to_pylist()
+    (row,) = of_answer(answer((3, b"NATS/1.0\r\nB: 1\r\n\r\n", b"p")), "ORDERS", 3).to_pylist()
     assert (row["stream"], row["deliveries"], row["headers"]) == ("ORDERS", 1, [("B", ["1"])])
 
 

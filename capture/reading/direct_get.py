@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from capture.errors import CaptureError
-from capture.ingest.direct_answers import Broken, Unbatched, is_batched, is_message, of_answer, take_until
-from capture.ingest.record import Records
+from capture.formats.envelope import SCHEMA
+from capture.reading.direct_answers import Broken, Unbatched, is_batched, is_message, of_answer, take_until
 from natty import Natty, NotConnectedError
 from natty.wire.message import RawMessage, parse_headers, status_of
 
@@ -32,7 +33,7 @@ _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 class _Answer(NamedTuple):
     """The messages sent, their last sequence, and the number of messages after it."""
 
-    messages: Records[None]
+    messages: pa.RecordBatch
     last: int
     pending: int
 
@@ -45,8 +46,18 @@ class DirectGet:
     the answering server has nothing more. A replica may be behind its leader, so that may be before the end.
     """
 
-    def __init__(self, natty: Natty, stream: str, first: int, last: int, subject: str = "") -> None:
+    def __init__(
+        self,
+        natty: Natty,
+        stream: str,
+        first: int,
+        last: int,
+        *,
+        subject: str = "",
+        columns: Sequence[str] = SCHEMA.names,
+    ) -> None:
         self.stream, self.first, self.last = stream, first, last
+        self._columns = columns
         self._connection = natty.connection
         self._subject = subject
         self._api = f"{natty.jetstream.prefix}.DIRECT.GET.{stream}".encode()
@@ -62,8 +73,8 @@ class DirectGet:
     def __repr__(self) -> str:
         return f"DirectGet({self.stream}, {self.first}–{self.last}, {self._number} requests)"
 
-    async def __aiter__(self) -> AsyncGenerator[Records[None], None]:
-        """Yield the messages.
+    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield the messages, as rows with these columns and `sequence`.
 
         Mirrored, Unbatched; CaptureError if the request is refused, or no server answers for GIVE_UP.
         """
@@ -105,10 +116,8 @@ class DirectGet:
             if status == _EOB and ended is not None and self._raw:
                 said = parse_headers(ended[2])
                 last, pending = (int(said.get(name, ["0"])[0]) for name in ("Nats-Last-Sequence", "Nats-Num-Pending"))
-                try:
-                    return _Answer(of_answer(self._raw, self.stream, last), last, pending)
-                except Broken:
-                    continue
+                with suppress(Broken):
+                    return _Answer(of_answer(self._raw, self.stream, last, self._columns), last, pending)
             if status not in (_EOB, _NO_RESPONDERS):
                 raise CaptureError(f"stream {self.stream} can't be read by direct get: {status} {text}")
             await asyncio.sleep(RETRY_DELAY)

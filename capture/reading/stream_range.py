@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from capture.errors import CaptureError, DataLossError
-from capture.ingest.direct_answers import Mirrored, Unbatched, count_bytes, take_until
-from capture.ingest.direct_get import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
+from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.record import Records
+from capture.reading.direct_answers import Mirrored, Unbatched
+from capture.reading.direct_get import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
 from natty import Batch, Natty
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
@@ -68,29 +72,33 @@ async def stream_facts(natty: Natty, stream: str) -> StreamFacts:
     return StreamFacts.of(await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}"))
 
 
-async def read_range(natty: Natty, wanted: StreamRange, *, subject: str = "") -> AsyncGenerator[Records[None], None]:
+async def read_range(
+    natty: Natty, wanted: StreamRange, *, subject: str = "", columns: Sequence[str] = SCHEMA.names
+) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the messages of a range in order, each once, until the leader holds no more of it.
 
-    With `subject`, only messages that match it; it may have wildcards. Messages that the stream does not hold are left
-    out: compare the sequences. DataLossError if a consumer reads the stream and it is created again meanwhile; for
-    direct gets the caller compares the creation time. CaptureError if no server answers for GIVE_UP.
+    They are rows of the envelope with these columns and `sequence`, in SCHEMA's order. With `subject`, only messages
+    that match it; it may have wildcards. Messages that the stream does not hold are left out: compare the sequences.
+    DataLossError if a consumer reads the stream and it is created again meanwhile; for direct gets the caller compares
+    the creation time. CaptureError if no server answers for GIVE_UP.
     """
-    reader = _Reader(natty, wanted, subject)
+    reader = _Reader(natty, wanted, subject, columns)
     async with aclosing(reader.read()) as each:
         async for messages in each:
             yield messages
 
 
 class _Reader:
-    def __init__(self, natty: Natty, wanted: StreamRange, subject: str) -> None:
+    def __init__(self, natty: Natty, wanted: StreamRange, subject: str, columns: Sequence[str]) -> None:
         self._natty, self._stream, self._last = natty, wanted.stream, wanted.last
         self._subject = subject
+        self._columns = [name for name in SCHEMA.names if name == "sequence" or name in columns]
         self._position = wanted.first  # the next sequence to read
 
     def __repr__(self) -> str:
         return f"_Reader({self._stream.name}, at {self._position} of {self._last})"
 
-    async def read(self) -> AsyncGenerator[Records[None], None]:
+    async def read(self) -> AsyncGenerator[pa.RecordBatch, None]:
         direct = self._stream.direct and BATCHES.is_met_by(self._natty.connection.server_version)
         if direct:
             try:
@@ -107,16 +115,24 @@ class _Reader:
                 async for messages in each:
                     yield messages
 
-    async def _by_direct_get(self) -> AsyncGenerator[Records[None], None]:
+    async def _by_direct_get(self) -> AsyncGenerator[pa.RecordBatch, None]:
         loop = asyncio.get_running_loop()
         heard = loop.time()
         while self._position <= self._last:
-            direct = DirectGet(self._natty, self._stream.name, self._position, self._last, subject=self._subject)
+            direct = DirectGet(
+                self._natty,
+                self._stream.name,
+                self._position,
+                self._last,
+                subject=self._subject,
+                columns=self._columns,
+            )
             async with aclosing(aiter(direct)) as each:
                 async for messages in each:
                     heard = loop.time()
                     if len(messages):
-                        yield self._take(messages)
+                        self._position = messages.column("sequence")[-1].as_py() + 1
+                        yield messages
             if direct.complete or not await self._leader_has_more():
                 return
             if loop.time() - heard > GIVE_UP:
@@ -136,18 +152,19 @@ class _Reader:
         )
         return found if found is not None and found.sequence <= self._last else None
 
-    async def _by_consumer(self) -> AsyncGenerator[Records[None], None]:
+    async def _by_consumer(self) -> AsyncGenerator[pa.RecordBatch, None]:
         filters = (self._subject,) if self._subject else ()
         options = OrderedOptions(
             filters=filters, start=self._position, max_messages=REQUEST_MESSAGES, max_bytes=REQUEST_BYTES
         )
         began = caught_up = False
-        waiting = Records[None]()
+        waiting, size = Records[None](), 0
         async with aclosing(aiter(Ordered(self._natty.jetstream, self._stream.name, options))) as steps:
             async for step in steps:
                 match step:
                     case Batch():
                         waiting.extend(self._take(Records.of(step)))
+                        size += sum(map(len, step.payloads)) + sum(map(len, step.header_blocks))
                     case CaughtUp():
                         caught_up = True
                     case Began() if not began:
@@ -156,22 +173,22 @@ class _Reader:
                         raise recreated_error(self._stream.name)
                 if self._position > self._last or (caught_up and not await self._leader_has_more()):
                     break
-                if len(waiting) >= REQUEST_MESSAGES or count_bytes(waiting) >= REQUEST_BYTES:
-                    yield waiting
-                    waiting = Records[None]()
+                if len(waiting) >= REQUEST_MESSAGES or size >= REQUEST_BYTES:
+                    yield self._rows_of(waiting)
+                    waiting, size = Records[None](), 0
         if len(waiting):
-            yield waiting
+            yield self._rows_of(waiting)
 
-    async def _by_message(self) -> AsyncGenerator[Records[None], None]:
+    async def _by_message(self) -> AsyncGenerator[pa.RecordBatch, None]:
         if self._subject:
             while (one := await self._next()) is not None:
-                yield self._take(_of_stored(self._stream.name, [one]))
+                yield self._rows_of(self._take(_of_stored(self._stream.name, [one])))
             return
         while self._position <= self._last:
             some = range(self._position, min(self._position + AT_ONCE, self._last + 1))
             found = await asyncio.gather(*map(self._get, some))
             if messages := [one for one in found if one is not None]:
-                yield _of_stored(self._stream.name, messages)
+                yield self._rows_of(_of_stored(self._stream.name, messages))
             self._position = some.stop
 
     async def _get(self, sequence: int) -> StoredMessage | None:
@@ -180,7 +197,16 @@ class _Reader:
     def _take(self, came: Records[None]) -> Records[None]:
         """Return the messages of this range."""
         self._position = came.sequences[-1] + 1
-        return take_until(came, self._last)
+        return came.select(range(bisect_right(came.sequences, self._last)))
+
+    def _rows_of(self, records: Records[None]) -> pa.RecordBatch:
+        return rows_of(records).select(self._columns)
+
+
+def rows_of(records: Records[Any]) -> pa.RecordBatch:
+    """Return messages, at least one, as rows of the envelope."""
+    (batch,) = to_table(records).combine_chunks().to_batches()
+    return batch
 
 
 def recreated_error(stream: str) -> DataLossError:

@@ -1,0 +1,122 @@
+"""Turns the answers of batched direct gets into rows of the envelope, and removes the headers that the server added.
+
+Arrow's kernels parse the headers of all messages of an answer together: there is no Python object for each of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from capture.formats.envelope import FROM_HEADERS, SCHEMA, spread_header_columns, subject_columns
+from natty.wire.message import RawMessage
+
+_MARK = b"\r\nNats-Stream: "
+"""The start of the headers that the server appends to a message's own; the last occurrence is the server's."""
+
+_NO_HEADERS, _END = b"NATS/1.0", b"\r\n\r\n"
+_LINES = (b"Nats-Subject: ", b"Nats-Sequence: ", b"Nats-Time-Stamp: ", b"Nats-Num-Pending: ", b"Nats-Last-Sequence: ")
+"""The headers that follow the one with the stream's name, in the server's order. Their values have no blanks."""
+_LONGEST = 1 << 20  # bytes of a line
+
+
+class Broken(Exception):
+    """A message of the answer is missing: routes between servers may drop some."""
+
+
+class Mirrored(Exception):
+    """A mirror has answered, which may hold less than the stream does."""
+
+
+class Unbatched(Exception):
+    """A server before 2.11 has answered, with one message and without an end."""
+
+
+def list_sequences(rows: pa.RecordBatch) -> list[int]:
+    """Return the sequences of these rows."""
+    return list(rows.column("sequence").to_pylist())
+
+
+def take_until(rows: pa.RecordBatch, last: int) -> pa.RecordBatch:
+    """Return the rows up to this sequence; they are in order."""
+    if not len(rows) or rows.column("sequence")[-1].as_py() <= last:
+        return rows
+    return rows.slice(0, bisect_right(list_sequences(rows), last))
+
+
+def is_message(raw: RawMessage) -> bool:
+    """Return whether it is a message of the stream, and not the status that ends an answer."""
+    return _MARK in raw[2]
+
+
+def is_batched(raw: RawMessage) -> bool:
+    """Return whether a message of the stream is part of an answer with several, which says how many follow."""
+    return b"\r\nNats-Num-Pending: " in raw[2]
+
+
+def of_answer(
+    raw: Sequence[RawMessage], stream: str, last: int, columns: Sequence[str] = SCHEMA.names
+) -> pa.RecordBatch:
+    """Return a direct get's messages, at least one, as rows with these columns and `sequence`, in SCHEMA's order.
+
+    `last` is the last sequence according to the server. Broken unless each message names the sequence of the one before
+    it as last sent; Mirrored if they are another stream's.
+    """
+    try:
+        own, added = _parts(
+            pc.split_pattern(_binary([message[2] for message in raw]), _MARK, max_splits=1, reverse=True)
+        )
+        streams, *lines = _parts(pc.split_pattern(added, b"\r\n"), 1 + len(_LINES))
+        if not pc.all(pc.equal(streams, stream.encode())).as_py():
+            raise Mirrored
+        subjects, sequences, times, _, sent_before = map(_value, lines, _LINES)
+        sequences, sent_before = (_text(each).cast(pa.int64()) for each in (sequences, sent_before))
+        times = _text(times).cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise Broken from error
+    if sent_before[0].as_py() or not sent_before[1:].equals(sequences[:-1]) or sequences[-1].as_py() != last:
+        raise Broken
+    rows = len(raw)
+    made = {
+        "stream": pa.repeat(pa.scalar(stream, pa.string()), rows),
+        "sequence": sequences,
+        "time_ns": times,
+        "deliveries": pa.repeat(pa.scalar(1, pa.int32()), rows),
+        "error": pa.nulls(rows, pa.string()),
+    }
+    made["subject"], made["subject_raw"] = subject_columns(subjects)
+    if "payload" in columns:
+        made["payload"] = _binary([message[3] for message in raw])
+    if not FROM_HEADERS.isdisjoint(columns):
+        made |= _make_header_columns(own)
+    fields = [field for field in SCHEMA if field.name == "sequence" or field.name in columns]
+    return pa.RecordBatch.from_arrays([made[field.name] for field in fields], schema=pa.schema(fields))
+
+
+def _make_header_columns(own: pa.Array) -> dict[str, pa.Array]:
+    """Return the columns of a message's own headers, given the blocks without their ends."""
+    present = pc.not_equal(own, _NO_HEADERS)
+    return spread_header_columns([block + _END for block in own.filter(present).to_pylist()], present)
+
+
+def _parts(lists: pa.Array, count: int = 2) -> list[pa.Array]:
+    """Return the first elements of these lists, in columns. ArrowInvalid if a list has fewer."""
+    return [pc.list_element(lists, number) for number in range(count)]
+
+
+def _value(lines: pa.Array, name: bytes) -> pa.Array:
+    """Return the values of a header, which each of these lines must have. ArrowInvalid if one has another."""
+    if not pc.all(pc.starts_with(lines, name)).as_py():
+        raise pa.ArrowInvalid(f"not a line of {name!r}")
+    return pc.binary_slice(lines, len(name), _LONGEST)
+
+
+def _binary(values: list[bytes]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def _text(values: pa.Array) -> pa.Array:
+    return values.cast(pa.string())
