@@ -1,6 +1,7 @@
 """The README's description of the index is enough: its program reads trees of pages, and archives of all formats."""
 
 import ast
+import asyncio
 import base64
 import json
 from collections import Counter, defaultdict
@@ -22,9 +23,12 @@ from capture.archive.table import Table
 FOLDERS = {Manifest: "blocks", Table: "table"}
 
 
-@pytest.fixture
-async def wide(monkeypatch, tmp_path):
-    return await wide_archive(monkeypatch, folder=tmp_path), tmp_path
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """An archive in a folder; tests that change it put it back."""
+    folder = tmp_path_factory.mktemp("wide")
+    with pytest.MonkeyPatch.context() as patch:
+        return asyncio.run(wide_archive(patch, folder=folder)), folder
 
 
 def newest(root, kind):

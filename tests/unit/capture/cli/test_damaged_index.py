@@ -9,17 +9,23 @@ from capture_command import CaptureCommand
 from wide_index import KINDS, WIDE, pages_of, wide_archive
 
 
-@pytest.fixture
-def capture(monkeypatch, tmp_path, capfd):
-    return CaptureCommand(monkeypatch, tmp_path, capfd)
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The archive's folder, and the paths of its pages by what they are; tests put back what they change."""
+    folder = tmp_path_factory.mktemp("damaged") / "lake"
+
+    async def make():
+        with pytest.MonkeyPatch.context() as patch:
+            archived = await wide_archive(patch, folder=folder)
+        await archived.record(state={"messages": len(WIDE), "first_seq": 1, "last_seq": WIDE[-1]})
+        return {kind: await pages_of(archived, kind) for kind in KINDS}
+
+    return folder, asyncio.run(make())
 
 
 @pytest.fixture
-async def pages(monkeypatch, tmp_path):
-    """The archive's folder, and the paths of its pages by what they are."""
-    archived = await wide_archive(monkeypatch, folder=tmp_path / "lake")
-    await archived.record(state={"messages": len(WIDE), "first_seq": 1, "last_seq": WIDE[-1]})
-    return tmp_path / "lake", {kind: await pages_of(archived, kind) for kind in KINDS}
+def capture(monkeypatch, pages, capfd):
+    return CaptureCommand(monkeypatch, pages[0].parent, capfd)
 
 
 COMMANDS = {

@@ -18,7 +18,7 @@ from capture.maintenance import fresh
 from capture.maintenance.compaction_plan import Policy
 from capture.testing import ArrowEngine
 
-SEEDS = int(os.environ.get("FRESH_SEEDS", "12"))
+SEEDS, QUICK = int(os.environ.get("FRESH_SEEDS", "12")), 5
 LATER = Policy(min_files=1000, max_wait=1e18)
 
 
@@ -217,7 +217,8 @@ async def test_after_many_commits_the_document_is_small_and_what_readers_need_is
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_leaders_that_are_killed_at_any_step_leave_each_snapshot_right_and_the_same_end(after):
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
+async def test_leaders_that_are_killed_at_any_step_leave_each_snapshot_right_and_the_same_end(each, after):
     async def prepared():
         world = World(keep_for=100.0)
         leader = Leader(world)
@@ -238,7 +239,7 @@ async def test_leaders_that_are_killed_at_any_step_leave_each_snapshot_right_and
         await world.sweep()
         await leader.step()
 
-    for number in range(1, 400):
+    for number in range(1 + after, 400, each):
         world = await prepared()
         world.store.left, world.store.after = number, after
         try:
@@ -287,7 +288,9 @@ async def lived(seed):
     assert await world.settle() == sorted(world.stored)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] if seed >= QUICK else []) for seed in range(SEEDS)]
+)
 def test_whatever_the_leaders_do_each_snapshot_has_the_rows_of_its_sets_each_once(seed):
     asyncio.run(lived(seed))
 
