@@ -113,9 +113,13 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
         from capture.reading import duck  # here, so that the command line starts without it
 
         keys = config.keys()
-        if live:
-            gc.freeze()  # a collection during the reading of the stream need not visit the imported modules
-        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail)
+        gc.freeze()  # a collection while the stream is read need not visit the imported modules
+        try:
+            return await duck.query(
+                store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail
+            )
+        finally:
+            gc.unfreeze()  # DuckDB's module reports leaks at exit if it is not collected
 
 
 def _report_missing(stream: str) -> None:
