@@ -24,7 +24,8 @@ from unittest.mock import patch
 from capture_chaos_faults import Faults, schedule
 from capture_chaos_judge import Findings, judge
 from capture_chaos_load import Load
-from capture_chaos_nodes import HASTY, PAGED, PRODUCT, Bucket, Folder, Node, StuckError, environment, toml
+from capture_chaos_nodes import FRESH, HASTY, PAGED, PRODUCT, Bucket, Folder, Node, StuckError, environment, toml
+from capture_chaos_snapshots import Snapshots
 from group_members import partitioned
 from patient import NEVER, PATIENCE
 from stores import running_seaweedfs
@@ -32,6 +33,7 @@ from stores import running_seaweedfs
 from capture.config.consumers import Position
 from capture.config.load import load as load_config
 from capture.ingest.board import Board
+from capture.stores import open_store
 from natty import Natty, NattyError
 from natty.testing import NatsCluster, NatsServer
 
@@ -67,6 +69,7 @@ class Options:
     faults: tuple[str, ...] = ()  # these, in this order, instead of the faults from `kills` and `seed`
     broken: bool = False  # the control: nodes ack too early
     pages: bool = False  # small ones in the archive's index
+    fresh: float = 0.0  # nodes show blocks so often, merge without Spark, and every snapshot is read
 
     def settings(self):
         """Return the settings for capture.toml, without the addresses of NATS and the store."""
@@ -85,6 +88,7 @@ class Options:
             "sweep": {"every": 0.5, "grace": self.grace},
             "compaction": {"every": 5.0, "min_files": 2, "lease": 3.0},
             "spark": {} if self.spark else {"java": "none"},
+            **({"table": {"fresh": self.fresh}} if self.fresh else {}),
         }
 
 
@@ -101,12 +105,18 @@ class Outcome:
     findings: Findings = field(default_factory=Findings)
     verified: int | None = None  # exit status
     wrongs: list[str] = field(default_factory=list)
+    snapshots: Snapshots | None = None  # of a fresh table
 
     @property
     def wrong(self):
         """All problems, in words."""
         said = [] if self.verified == 0 else [f"capture verify --deep ended with {self.verified}"]
         return [*self.wrongs, *self.findings.wrongs, *said]
+
+    def _tell_snapshots(self):
+        if self.snapshots is None:
+            return ""
+        return f"  {self.snapshots.count} snapshots were read, {self.snapshots.with_blocks} of them with blocks\n"
 
     def summary(self):
         """The counts, for people."""
@@ -123,6 +133,7 @@ class Outcome:
             f"{found.undecodable:,} undecodable\n"
             f"  {found.duplicates:,} rows are there again, {found.again:,} had been delivered before, "
             f"{found.healed:,} were healed; {found.removed:,} messages were removed from the stream\n"
+            f"{self._tell_snapshots()}"
             f"  {self.seconds:.1f} s, {load.published / max(self.seconds, 0.001):,.0f} messages a second; "
             f"wrong: {len(self.wrong)}"
         )
@@ -134,7 +145,7 @@ class Chaos:
     def __init__(self, natty, servers, store, folder, options, say):
         self.natty, self.options, self._say = natty, options, say
         self._folder, self._consumers = folder, ["capture"]
-        program = HASTY if options.broken else PAGED if options.pages else PRODUCT
+        program = HASTY if options.broken else FRESH if options.fresh else PAGED if options.pages else PRODUCT
         self.nodes = [
             Node(f"node-{number}", servers[number % len(servers)], store, folder, options.settings(), program)
             for number in range(options.nodes)
@@ -148,6 +159,8 @@ class Chaos:
         self._operator = folder / "operator.toml"
         self._operator.write_text(toml(operator))
         self._environment = environment(store.environment)
+        if options.fresh:
+            self.outcome.snapshots = Snapshots(open_store(store.url()), options.stream)
 
     async def run(self):
         """Publish, play and repair faults, wait until all is stored, stop, and check the store."""
@@ -170,17 +183,23 @@ class Chaos:
         return self.outcome
 
     async def _look(self):
+        if snapshots := self.outcome.snapshots:
+            await snapshots.look(self.natty)
         if self.options.spark and (status := await self._capture("compact", "--all", "--wait", f"{2 * PATIENCE:g}")):
             self.outcome.wrongs.append(f"capture compact --all ended with {status}")
         self.outcome.findings = await judge(
             self.natty, load_config(self._operator, environment={}), self._load, self.outcome.faults.removed
         )
         self.outcome.verified = await self._capture("verify", "--deep")
+        if snapshots:
+            await snapshots.look(self.natty)
+            self.outcome.wrongs += snapshots.compare(self.outcome.findings.known)
         if self.outcome.verified == 0:
             alarms = [line for node in self.nodes for line in node.log if ALARM in line and REASON not in line]
             self.outcome.wrongs += [f"a false alarm: {line}" for line in alarms]
 
     async def _play(self, tasks):
+        reading = tasks.create_task(self.outcome.snapshots.run()) if self.outcome.snapshots else None
         for node in self.nodes:
             tasks.create_task(node.run())
         for node in self.nodes:
@@ -197,6 +216,8 @@ class Chaos:
             await self._healed()
         self.outcome.seconds = time.monotonic() - began
         await self._stop()
+        if reading:
+            reading.cancel()
 
     async def _strike(self, tasks):
         """Begin one fault after the other, in step with publishing; return when all are over and repaired."""
@@ -309,6 +330,7 @@ def _arguments():
     parser.add_argument("--layout", default=Options.layout)
     parser.add_argument("--spark", action="store_true", help="compact, too")
     parser.add_argument("--pages", action="store_true", help="small pages in the archive's index")
+    parser.add_argument("--fresh", type=float, default=Options.fresh, help="keep the table fresh; needs a folder")
     parser.add_argument("--broken", action="store_true", help="the control: nodes that ack too early")
     return parser.parse_args()
 

@@ -13,10 +13,11 @@ from capture_chaos_nodes import StuckError, nothing
 from patient import PATIENCE
 from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
-from capture.archive.heads import SWEEP
+from capture.archive.heads import COMPACTION, SWEEP
 from natty import JetStreamError, NattyError, NotConnectedError, PublishError, RequestTimeoutError
 from natty.config.units import parse_time
 
+KILLING = ("kill", "kill_put", "kill_sweep", "kill_table")
 KILLS = {"folder": {"kill": 8, "kill_sweep": 2}, "s3": {"kill": 5, "kill_put": 3, "kill_sweep": 2}}
 OTHERS = {"stop": 4, "term": 3, "cut": 2, "half_open": 2, "mute": 2, "server": 2, "fail": 2, "full": 2}
 REMOVALS = {"purge": 3, "rollup": 2, "delete": 2}
@@ -56,7 +57,7 @@ class Faults:
     @property
     def kills(self):
         """Number of nodes that were killed."""
-        return sum(self.played[kind] for kind in KILLS["s3"])
+        return sum(self.played[kind] for kind in KILLING)
 
     async def play(self, kind, node, dice):
         """Play one fault to its end, on `node` if any node will do. StuckError."""
@@ -99,20 +100,28 @@ class Faults:
         return None if any(killed) else await self._kill(node, dice)
 
     async def _kill_sweep_of_folder(self, node, dice):
-        folder = self.store.root / "_manifest"
-        leader = await self._leader()
+        return await self._kill_at_commit(SWEEP, "_manifest", node, dice)
+
+    async def _kill_table(self, node, dice):
+        """Kill the compaction's leader at a commit of the table, in a folder."""
+        return await self._kill_at_commit(COMPACTION, "_table", node, dice)
+
+    async def _kill_at_commit(self, office, name, node, dice):
+        folder = self.store.root / name
+        leader = await self._leader(office)
         before = _newest(folder)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
                 while _newest(folder) == before:
                     await asyncio.sleep(0.001)
+        await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 0.1))))  # between document, head and hint
         return None if leader.kill() else await self._kill(node, dice)
 
-    async def _leader(self):
-        """Wait until a node leads the sweep."""
+    async def _leader(self, office):
+        """Wait until a node leads."""
         while True:
             with contextlib.suppress(NattyError):
-                name = await self.natty.get_leader(SWEEP.election(self.options.stream))
+                name = await self.natty.get_leader(office.election(self.options.stream))
                 for node in self.nodes:
                     if node.name == name:
                         return node

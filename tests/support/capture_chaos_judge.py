@@ -37,6 +37,7 @@ class Findings:
     duplicates: int = 0
     again: int = 0  # rows that were delivered more than once
     undecodable: int = 0
+    known: Sequences = field(default_factory=Sequences)  # that the stream has or had
     wrongs: list[str] = field(default_factory=list)
 
     def complain(self, what, sequences):
@@ -69,6 +70,7 @@ async def judge(natty, config, load, removed):
     findings.duplicates = findings.rows - len(counts)
     findings.complain("LOST: in the stream and not in the archive", copy.keys() - counts.keys())
     findings.complain("INVENTED: in the archive and not in the stream", counts.keys() - copy.keys() - removed.keys())
+    findings.known = Sequences.from_iterable([*copy, *removed])
     findings.removed = len(removed.keys() - copy.keys())
     tabled = Counter(row for stored in picture.files for row in Sequences.from_text(stored.sequences))
     findings.complain("twice in the table", (row for row, count in tabled.items() if count > 1))

@@ -20,6 +20,7 @@ from natty.testing.spawner import spawn
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("-m", "capture")
 PAGED = (str(Path(__file__).with_name("capture_chaos_paged.py")),)  # an index of many pages
+FRESH = (str(Path(__file__).with_name("capture_chaos_fresh.py")),)  # which merges in its own process
 HASTY = (str(Path(__file__).with_name("capture_chaos_hasty.py")),)  # the control: acks before it stores
 PING_INTERVAL = 1.0  # seconds: a dead link is noticed while it is dead
 LOOK = 0.02  # seconds between two looks at a process
