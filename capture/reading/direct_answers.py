@@ -27,12 +27,20 @@ class Broken(Exception):
     """A message of the answer is missing: routes between servers may drop some."""
 
 
-class Mirrored(Exception):
+class Unsuitable(Exception):
+    """The stream can't be read by batched direct gets; the message says why."""
+
+
+class Mirrored(Unsuitable):
     """A mirror has answered, which may hold less than the stream does."""
 
 
-class Unbatched(Exception):
+class Unbatched(Unsuitable):
     """A server before 2.11 has answered, with one message and without an end."""
+
+
+class Disallowed(Unsuitable):
+    """The stream's configuration does not allow direct gets."""
 
 
 def list_sequences(rows: pa.RecordBatch) -> list[int]:
@@ -71,7 +79,7 @@ def of_answer(
         )
         streams, *lines = _parts(pc.split_pattern(added, b"\r\n"), 1 + len(_LINES))
         if not pc.all(pc.equal(streams, stream.encode())).as_py():
-            raise Mirrored
+            raise Mirrored("a mirror answers")
         subjects, sequences, times, _, sent_before = map(_value, lines, _LINES)
         sequences, sent_before = (_text(each).cast(pa.int64()) for each in (sequences, sent_before))
         times = _text(times).cast(pa.timestamp("ns", "UTC")).cast(pa.int64())

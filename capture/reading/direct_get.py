@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from capture.errors import CaptureError
 from capture.formats.envelope import SCHEMA
-from capture.reading.direct_answers import Broken, Unbatched, is_batched, is_message, of_answer, take_until
-from natty import Natty, NotConnectedError
+from capture.ingest.source import stream_info
+from capture.reading.direct_answers import Broken, Disallowed, Unbatched, is_batched, is_message, of_answer, take_until
+from natty import Natty, NattyError, NotConnectedError, StreamNotFoundError
 from natty.wire.message import RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
@@ -25,6 +26,9 @@ SILENCE = 5.0
 
 GIVE_UP = 60.0
 """Seconds without an answer after which the reading fails. Spark retries the task then."""
+
+DOUBT = 1.0
+"""Seconds without a server that takes a request after which the stream's leader is asked for the reason."""
 
 RETRY_DELAY = 0.1
 _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
@@ -58,7 +62,7 @@ class DirectGet:
     ) -> None:
         self.stream, self.first, self.last = stream, first, last
         self._columns = columns
-        self._connection = natty.connection
+        self._natty, self._connection = natty, natty.connection
         self._subject = subject
         self._api = f"{natty.jetstream.prefix}.DIRECT.GET.{stream}".encode()
         self._inbox = self._connection.new_inbox()
@@ -76,7 +80,7 @@ class DirectGet:
     async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the messages, as rows with these columns and `sequence`.
 
-        Mirrored, Unbatched; CaptureError if the request is refused, or no server answers for GIVE_UP.
+        Unsuitable; CaptureError if the request is refused, or no server answers for GIVE_UP; StreamNotFoundError.
         """
         async with self._subscribe():
             asking = asyncio.create_task(self._ask(self.first))
@@ -107,8 +111,8 @@ class DirectGet:
     async def _ask(self, position: int) -> _Answer | None:
         """Return the next answer, None if there are no more messages; retry after any failure, until GIVE_UP."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + GIVE_UP
-        while loop.time() < deadline:
+        begun = loop.time()
+        while loop.time() < begun + GIVE_UP:
             ended = await self._once(position)
             status, text = status_of(ended[2]) if ended else (_NO_RESPONDERS, "")
             if status == _NOT_FOUND:
@@ -120,11 +124,24 @@ class DirectGet:
                     return _Answer(of_answer(self._raw, self.stream, last, self._columns), last, pending)
             if status not in (_EOB, _NO_RESPONDERS):
                 raise CaptureError(f"stream {self.stream} can't be read by direct get: {status} {text}")
+            if status == _NO_RESPONDERS and loop.time() > begun + DOUBT:
+                await self._check_stream()
             await asyncio.sleep(RETRY_DELAY)
         raise CaptureError(
             f"no server answered a direct get of stream {self.stream} for {GIVE_UP:g} s: check that a server runs, "
             "that the stream has a leader, and that it allows direct get"
         )
+
+    async def _check_stream(self) -> None:
+        """Raise StreamNotFoundError or Disallowed if that is why no server takes the request."""
+        try:
+            info = await stream_info(self._natty, self.stream, timeout=DOUBT)
+        except StreamNotFoundError:
+            raise
+        except NattyError:  # it has no leader, or no server is connected: both may change
+            return
+        if not info["config"].get("allow_direct"):
+            raise Disallowed("its configuration does not allow them")
 
     async def _once(self, position: int) -> RawMessage | None:
         """Send a request with its own reply subject, and return the end of its answer; None if it did not arrive."""
@@ -154,7 +171,7 @@ class DirectGet:
         if is_message(mine[-1]):
             self._raw += mine
             if not is_batched(mine[-1]) and not self._ended.done():
-                self._ended.set_exception(Unbatched())
+                self._ended.set_exception(Unbatched("a server before 2.11 answers"))
         else:
             self._raw += mine[:-1]
             self._end(mine[-1])

@@ -136,5 +136,10 @@ async def _follow(natty: Natty, stream: str, info: dict[str, Any], after: int) -
                     begun = True
                     check_same(stream, info["created"], await stream_info(natty, stream))
                 case Vanished():
-                    raise StreamNotFoundError(f"stream {stream} was deleted while it was read")
+                    raise deleted_error(stream)
     raise ConnectionClosedError(f"the connection was closed while stream {stream} was read")
+
+
+def deleted_error(stream: str) -> StreamNotFoundError:
+    """Return the error that a stream does not exist any more."""
+    return StreamNotFoundError(f"stream {stream} was deleted while it was read")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from capture.errors import CaptureError, DataLossError
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.record import Records
-from capture.reading.direct_answers import Mirrored, Unbatched
+from capture.reading.direct_answers import Unsuitable
 from capture.reading.direct_get import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
 from natty import Batch, Natty
 from natty.config.units import parse_time
@@ -45,6 +45,7 @@ class StreamFacts:
     direct: bool
     """Whether it is read by direct get."""
     work_queue: bool = False
+    messages: int = 0
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> StreamFacts:
@@ -52,7 +53,7 @@ class StreamFacts:
         config, state = info["config"], info["state"]
         first = state["first_seq"] if state["messages"] else state["last_seq"] + 1
         direct, work_queue = bool(config.get("allow_direct")), config.get("retention") == WORK_QUEUE
-        return cls(config["name"], info["created"], first, state["last_seq"], direct, work_queue)
+        return cls(config["name"], info["created"], first, state["last_seq"], direct, work_queue, state["messages"])
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ async def read_range(
     They are rows of the envelope with these columns and `sequence`, in SCHEMA's order. With `subject`, only messages
     that match it; it may have wildcards. Messages that the stream does not hold are left out: compare the sequences.
     DataLossError if a consumer reads the stream and it is created again meanwhile; for direct gets the caller compares
-    the creation time. CaptureError if no server answers for GIVE_UP.
+    the creation time. StreamNotFoundError if it is deleted; CaptureError if no server answers for GIVE_UP.
     """
     reader = _Reader(natty, wanted, subject, columns)
     async with aclosing(reader.read()) as each:
@@ -105,9 +106,10 @@ class _Reader:
                 async with aclosing(self._by_direct_get()) as each:
                     async for messages in each:
                         yield messages
-            except (Mirrored, Unbatched) as error:
-                who = "a mirror" if isinstance(error, Mirrored) else "a server before 2.11"
-                log.warning("%s answers for %s: from now on other requests read it", who, self._stream.name)
+            except Unsuitable as error:
+                log.warning(
+                    "stream %s can't be read by direct gets, %s: other requests read it", self._stream.name, error
+                )
                 direct = False
         if not direct and self._position <= self._last:
             steps = self._by_message() if self._stream.work_queue else self._by_consumer()

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
-from capture.archive.identity import archive_name, list_claimed
+from capture.archive.identity import STREAMS, archive_name, list_claimed
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.archive.trust import Trust
 from capture.config.settings import CaptureConfig
+from capture.errors import ManifestError
 from capture.formats.envelope import SCHEMA
 from capture.reading.direct_answers import list_sequences
-from capture.reading.live import check_end, check_unchanged
+from capture.reading.live import check_end, check_unchanged, deleted_error
 from capture.reading.merge import GoneError, Look, make_look, merge_shares
 from capture.reading.search import Place, Search
 from capture.reading.shares import narrow, sequences_of
@@ -34,8 +35,8 @@ GAP = 256
 """Sequences that the archive gives, between two that it does not: up to this many are read again and dropped, since
 another request costs more."""
 PIECE = 4096
-"""Sequences of a range that is read by itself: rows are made of one while the server sends the next."""
-AT_ONCE = 4  # ranges of a stream that are read concurrently
+"""Messages of a range that is read by itself: rows are made of one while the server sends the next."""
+AT_ONCE = 2  # ranges of a stream that are read concurrently
 
 OnMissing = Callable[[str], None]
 OnGap = Callable[[str, Sequences], None]
@@ -68,8 +69,15 @@ class Snapshot:
 
 
 async def list_places(config: CaptureConfig, store: Store, natty: Natty, trust: Trust) -> list[Place]:
-    """Return where the messages of each stream of the archive are, or of the configured one. ConfigError."""
-    name, keys = await archive_name(store), config.keys()
+    """Return where the messages of each stream of the archive are, or of the configured one.
+
+    ConfigError; ManifestError if the archive does not say which streams it holds.
+    """
+    name, keys, claimed = await archive_name(store), config.keys(), await list_claimed(store)
+    if not claimed:
+        raise ManifestError(
+            f"the archive in {store.url} does not say which streams it holds: it has no records in {STREAMS}"
+        )
     return [
         Place(
             store=store,
@@ -79,7 +87,7 @@ async def list_places(config: CaptureConfig, store: Store, natty: Natty, trust: 
             created=one.created,
             keys=keys,
         )
-        for one in await list_claimed(store)
+        for one in claimed
         if config.stream in ("", one.stream)
     ]
 
@@ -124,14 +132,27 @@ async def read_tail(
 
     Raises as `stream_range.read_range` and `merge.merge_shares` do. CaptureError at the end if the stream was created
     again, or restored to an earlier state, meanwhile: the rows that were yielded are not an answer then.
+    StreamNotFoundError if it was deleted.
     """
     left = tail.wanted
-    async with aclosing(_read_stream(tail, columns)) as each:
-        async for rows in each:
-            if mine := _sequences_in(rows) & left:
-                left -= mine
-                yield _pick(rows, mine).select(list(columns))
-    await check_unchanged(tail.place.natty, tail.stream)
+    try:
+        async with aclosing(_read_stream(tail, columns)) as each:
+            async for rows in each:
+                if mine := _sequences_in(rows) & left:
+                    left -= mine
+                    yield _pick(rows, mine).select(list(columns))
+        await check_unchanged(tail.place.natty, tail.stream)
+        async with aclosing(_read_archive(tail, left, columns, on_gap)) as found:
+            async for batch in found:
+                yield batch
+    except StreamNotFoundError as error:
+        raise deleted_error(tail.place.stream) from error
+
+
+async def _read_archive(
+    tail: Tail, left: Sequences, columns: Sequence[str], on_gap: OnGap
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the messages that have left the stream: capture may have stored them since the objects were listed."""
     while left:
         found = await tail.search.find(left)
         if found.gone:
@@ -172,7 +193,7 @@ def _pick(rows: pa.RecordBatch, mine: Sequences) -> pa.RecordBatch:
 
 async def _read_stream(tail: Tail, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the messages of the ranges that hold the tail; AT_ONCE ranges are read concurrently."""
-    ranges = cut(cover(tail.wanted))
+    ranges = cut(cover(tail.wanted), count_sequences(tail.stream))
     arrived: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue()  # None: a reader has ended
     room = asyncio.Semaphore(AT_ONCE)  # for answers that were not yielded yet
 
@@ -221,8 +242,13 @@ def cover(wanted: Sequences) -> Iterator[tuple[int, int]]:
         yield span
 
 
-def cut(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield these ranges in pieces of at most PIECE sequences. Pure."""
+def cut(ranges: Iterable[tuple[int, int]], piece: int) -> Iterator[tuple[int, int]]:
+    """Yield these ranges in pieces of at most `piece` sequences. Pure."""
     for first, last in ranges:
-        for begin in range(first, last + 1, PIECE):
-            yield begin, min(begin + PIECE - 1, last)
+        for begin in range(first, last + 1, piece):
+            yield begin, min(begin + piece - 1, last)
+
+
+def count_sequences(stream: StreamFacts) -> int:
+    """Return how many sequences hold about PIECE messages: many more, if most messages of the stream are deleted."""
+    return max(PIECE, PIECE * (stream.last - stream.first + 1) // max(1, stream.messages))

@@ -5,14 +5,17 @@ import random
 
 import pytest
 from msgspec.structs import replace
-from patient import PATIENCE
+from patient import PATIENCE, PATIENT
 from two_tiers import TwoTiers
 
 import capture
 from capture.archive.encryption import Keys
-from capture.errors import CaptureError, KeyMissingError
+from capture.archive.identity import stream_path
+from capture.errors import CaptureError, KeyMissingError, ManifestError
 from capture.formats import writer
 from capture.reading import direct_get, duck, tail
+from natty import Natty, NattyError, NotConnectedError, StreamNotFoundError
+from natty.testing import NatsServer, ServerOptions
 
 KEYS = Keys({"k": bytes(32)})
 
@@ -176,6 +179,97 @@ async def test_a_stream_that_is_another_one_by_now_is_refused(tiers):
         await tiers.answer(snapshot)
     with pytest.raises(CaptureError, match="it is another stream, with other sequences than the archive's"):
         await tiers.snapshot()
+
+
+async def test_a_stream_that_is_deleted_during_the_query_is_said(tiers, monkeypatch):
+    monkeypatch.setattr(direct_get, "DOUBT", 0.1)
+    await tiers.publish(5)
+    await tiers.keep([1, 2])
+    snapshot = await tiers.snapshot()
+    await tiers.natty.jetstream.request(f"STREAM.DELETE.{tiers.stream}")
+    with pytest.raises(StreamNotFoundError, match=f"stream {tiers.stream} was deleted while it was read"):
+        await tiers.answer(snapshot)
+
+
+async def test_direct_gets_that_are_switched_off_during_the_query_cost_no_message(tiers, monkeypatch):
+    monkeypatch.setattr(direct_get, "DOUBT", 0.1)
+    await tiers.publish(9)
+    await tiers.keep([1, 2])
+    snapshot = await tiers.snapshot()
+    await tiers.natty.ensure_stream(tiers.stream, allow_direct=False, allow_destructive=True)
+    assert await tiers.answer(snapshot) == counted(range(1, 10))
+
+
+async def test_messages_that_expire_during_the_query_are_the_archives_or_are_reported(natty, natty_name):
+    tiers = await TwoTiers(natty, natty_name("EXPIRING")).create(allow_msg_ttl=True)
+    for _ in range(4):
+        await natty.publish(f"{tiers.stream}.0", b"short", ttl=1.0)
+    await tiers.publish(3)
+    held = await tiers.read({2, 3})
+    snapshot = await tiers.snapshot()
+    assert len(snapshot.tails[0].wanted) == 7
+    async with asyncio.timeout(PATIENCE):
+        while (await tiers.facts()).first < 5:
+            await asyncio.sleep(0.05)
+    await tiers.write(held)
+    assert await tiers.answer(snapshot) == counted([2, 3, 5, 6, 7])
+    assert tiers.gone == [[1, 4]]
+    assert await tiers.ask() == counted([2, 3, 5, 6, 7])
+
+
+async def test_a_stream_of_which_most_is_deleted_is_read_with_few_requests(natty, natty_name, monkeypatch):
+    monkeypatch.setattr(tail, "PIECE", 2)
+    tiers = await TwoTiers(natty, natty_name("SPARSE")).create(max_msgs_per_subject=1)
+    await tiers.publish(100)
+    await natty.publish(f"{tiers.stream}.old", b"")
+    await tiers.publish(100)
+    asked = []
+    once = direct_get.DirectGet._once
+    monkeypatch.setattr(direct_get.DirectGet, "_once", lambda self, at: asked.append(at) or once(self, at))
+    assert await tiers.ask() == counted([101, 200, 201])
+    assert len(asked) <= 4
+
+
+async def test_an_archive_that_does_not_say_whose_it_is_can_not_be_queried_with_a_stream(tiers):
+    await tiers.publish(5)
+    await tiers.keep([1, 2])
+    await tiers.store.delete(stream_path(tiers.stream))
+    with pytest.raises(ManifestError, match="does not say which streams it holds: it has no records in _streams/"):
+        await tiers.ask()
+
+
+@pytest.mark.parametrize("denied", ["STREAM.INFO.S", "DIRECT.GET.S", "CONSUMER.INFO.S.capture", "CONSUMER.CREATE.>"])
+async def test_an_account_that_may_not_read_gets_a_sentence(tmp_path, denied):
+    users = """accounts {{ A {{ jetstream: enabled, users: [
+        {{ user: all, password: all }},
+        {{ user: few, password: few, permissions: {{ publish: {{ deny: ["$JS.API.{}"] }} }} }} ] }} }}"""
+    with NatsServer(ServerOptions(tls=False, config=users.format(denied)), folder=tmp_path) as server:
+        async with (
+            Natty(server.url, user="all", password="all", **PATIENT) as natty,
+            Natty(server.url, user="few", password="few", **PATIENT) as few,
+        ):
+            tiers = await TwoTiers(natty, "S").create(allow_direct="CONSUMER.CREATE" not in denied)
+            await tiers.publish(5)
+            await tiers.keep([1, 2])
+            tiers.natty = few
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises((CaptureError, NattyError), match=r"(?i)permi"):
+                    await tiers.ask()
+
+
+async def test_a_server_that_does_not_come_back_during_the_query_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(direct_get, "GIVE_UP", 0.3)
+    with NatsServer(folder=tmp_path) as server:
+        async with Natty(**server.connect_options(), connect_timeout=PATIENCE, timeout=0.3) as natty:
+            tiers = await TwoTiers(natty, "S").create()
+            await tiers.publish(5)
+            await tiers.keep([1, 2])
+            snapshot = await tiers.snapshot()
+            server.kill()
+            with pytest.raises(CaptureError, match=r"no server answered a direct get of stream S for 0\.3 s: check"):
+                await tiers.answer(snapshot)
+            with pytest.raises(NotConnectedError):
+                await tiers.snapshot()
 
 
 async def test_a_stream_that_was_restored_to_an_earlier_state_is_refused(tiers, monkeypatch):
