@@ -30,7 +30,8 @@ class Table(Indexed, frozen=True, kw_only=True):
     `removed` is what retention has removed of the files, by stream. `columns` are the typed columns of all files so far
     (`merge.schema_evolution.read_columns`). `iceberg` is each stream's Iceberg table for other engines; format 1 has
     none. `shown` is an index of the blocks that Iceberg's tables have beside the files, until they are merged. They are
-    the manifest's, and not consumed. Files and shown blocks hold each sequence once. `shown_of` is the number of the
+    the manifest's, and not consumed. Their `sequences` are those that they show; a delete file masks their other rows.
+    Files hold and shown blocks show each sequence once. `shown_of` is the number of the
     manifest that they were last compared with.
     """
 
@@ -108,7 +109,10 @@ class Exposure(Protocol):
         ...
 
     async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
-        """Return those of the blocks that the table can show to engines as they are. StoreError."""
+        """Return those of the blocks that the table can show to engines. StoreError.
+
+        A block's record has all its rows as `count`, and as `sequences` those that it shall show, each once.
+        """
         ...
 
     async def announce(self, store: Store, table: Table) -> None:

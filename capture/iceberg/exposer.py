@@ -10,7 +10,6 @@ from hashlib import sha256
 from uuid import UUID
 
 import msgspec
-from pyarrow.parquet import FileMetaData
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from capture.archive.chain import Retired
@@ -30,10 +29,11 @@ from capture.archive.stored_formats import is_open
 from capture.archive.table import Files, Table, list_open_streams
 from capture.errors import CompactionError, ManifestError, NotStoredError
 from capture.iceberg.columns import evolve, new_metadata
-from capture.iceberg.facts import data_file, find_unfit, read_footer
+from capture.iceberg.facts import Facts, data_file, find_unfit, read_facts
 from capture.iceberg.manifest_list import Listed, read_list
 from capture.iceberg.manifest_plan import LARGEST, list_holding, list_to_merge
 from capture.iceberg.memory_catalog import MemoryFiles
+from capture.iceberg.position_deletes import mask
 from capture.iceberg.recent import RecentObjects
 from capture.iceberg.snapshot import Added, NewFile, NewSnapshot, Opened, without_snapshots
 from capture.maintenance.compaction_plan import new_name
@@ -77,7 +77,7 @@ class Exposer:
         self._recent = RecentObjects()
         self._lists: dict[str, tuple[str, list[Listed]]] = {}
         self._evolved: dict[str, tuple[UUID, int, str]] = {}
-        self._footers: dict[str, FileMetaData] = {}
+        self._facts: dict[tuple[str, str], Facts] = {}  # by path and sequences
         self._checked: set[str] = set()
         self._damaged: set[str] = set()
 
@@ -112,24 +112,27 @@ class Exposer:
         return table
 
     async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
-        """Return the blocks whose columns are the table's, with the same types. Their footers are kept for `expose`."""
-        columns = read_columns(table.columns)
+        """Return the blocks whose columns are the table's, with the same types, and whose rows can be masked.
 
-        async def read(one: Stored) -> FileMetaData | None:
+        What was read of them is kept for `expose`, and for the next call with some of them.
+        """
+        columns, footers = read_columns(table.columns), {one: it.footer for (one, _), it in self._facts.items()}
+
+        async def read(one: Stored) -> Facts | None:
             try:
-                return await read_footer(store, one)
+                return await read_facts(store, one, footers.get(one.path))
             except (CompactionError, NotStoredError) as error:  # the merge reports it
                 log.debug("%s is not shown: %s", one.path, error)
                 return None
 
-        footers = await map_concurrently(blocks, read, at_once=AT_ONCE)
-        found = [(one, it) for one, it in zip(blocks, footers, strict=True) if it and not find_unfit(it, columns)]
-        self._footers = {one.path: footer for one, footer in found}
+        facts = await map_concurrently(blocks, read, at_once=AT_ONCE)
+        found = [(one, it) for one, it in zip(blocks, facts, strict=True) if it and not find_unfit(it.footer, columns)]
+        self._facts = {(one.path, one.sequences): it for one, it in found}
         return [one for one, _ in found]
 
-    async def _read_footers(self, store: Store, files: Sequence[Stored]) -> list[FileMetaData]:
-        async def read(one: Stored) -> FileMetaData:
-            return self._footers.get(one.path) or await read_footer(store, one)
+    async def _read_facts(self, store: Store, files: Sequence[Stored]) -> list[Facts]:
+        async def read(one: Stored) -> Facts:
+            return self._facts.get((one.path, one.sequences)) or await read_facts(store, one)
 
         return await map_concurrently(files, read, at_once=AT_ONCE)
 
@@ -191,19 +194,19 @@ class Exposer:
             expired = list_expired(before.snapshots, self._rule, change.now)
             if not (change.came or change.gone or expired):
                 return change.table
-            footers = await self._read_footers(change.store, change.came)
+            facts = await self._read_facts(change.store, change.came)
             try:
-                return await self._continue(change, before, footers)
+                return await self._continue(change, before, facts)
             except (ManifestError, NotStoredError) as error:
                 self._report_damage(change.stream, before, error)
         return await self._start_anew(change, before)
 
-    async def _continue(self, change: _Change, before: Iceberg, footers: Sequence[FileMetaData]) -> Table:
+    async def _continue(self, change: _Change, before: Iceberg, facts: Sequence[Facts]) -> Table:
         """Return the table with a new snapshot if files came or went, and without the expired ones."""
         metadata = TableMetadataUtil.parse_raw((await self._read_metadata(change.store, before)).decode())
         snapshots = before.snapshots
         if change.came or change.gone:
-            metadata, snapshots = await self._add_snapshot(change, before, metadata, footers)
+            metadata, snapshots = await self._add_snapshot(change, before, metadata, facts)
         expired = list_expired(snapshots, self._rule, change.now)
         left, let_go = without(snapshots, expired)
         metadata = without_snapshots(metadata, expired)
@@ -211,7 +214,7 @@ class Exposer:
         return await self._write_pointer(change, metadata, left, let_go)
 
     async def _add_snapshot(
-        self, change: _Change, before: Iceberg, metadata: TableMetadata, footers: Sequence[FileMetaData]
+        self, change: _Change, before: Iceberg, metadata: TableMetadata, facts: Sequence[Facts]
     ) -> tuple[TableMetadata, list[Snapshot]]:
         """Return the metadata and the snapshots with a new one. Opens only the manifests that this commit touches."""
         current, files = metadata.current_snapshot(), MemoryFiles()
@@ -222,16 +225,18 @@ class Exposer:
         def write() -> Added:
             evolved = self._evolve(change, metadata, files)
             new = NewSnapshot(evolved, files, self._unique)
-            new.change(opened, self._describe(evolved, change.came, footers), gone)
+            new.change(opened, self._describe(evolved, files, change.came, facts), gone)
             return new.finish(change.now, self._summary(change))
 
         added = await asyncio.to_thread(write)  # in a thread: it takes a second for thousands of files
         old, named = ({one.manifest.manifest_path for one in part} for part in (opened.manifests, added.manifests))
-        dropped = sorted(self._path(one) for one in (*added.removed, *(old - named), current.manifest_list))
-        last = msgspec.structs.replace(before.snapshots[-1], dropped=dropped)
+        dropped = {self._path(one) for one in (*added.removed, *(old - named), current.manifest_list)}
+        dropped -= {one.path for one in change.came}  # a block that stays, with other rows masked
+        last = msgspec.structs.replace(before.snapshots[-1], dropped=sorted(dropped))
         objects = await self._store(change.store, files)
         self._remember(change.stream, added)
-        new = self._describe_snapshot(change, added, objects, change.came)
+        stay = {one.path for one in change.gone}
+        new = self._describe_snapshot(change, added, objects, [one for one in change.came if one.path not in stay])
         return added.metadata, [*before.snapshots[:-1], last, new]
 
     def _describe_snapshot(
@@ -289,8 +294,8 @@ class Exposer:
         async for part in _split(change.files(stream)):
             blocks += (one for one in part if is_block(one.path))
             unneeded -= {one.path for one in part}
-            footers = await self._read_footers(change.store, part)
-            await asyncio.to_thread(self._add, new, metadata, part, footers)
+            facts = await self._read_facts(change.store, part)
+            await asyncio.to_thread(self._add, new, metadata, files, part, facts)
             objects |= await self._store(change.store, files)
         added = await asyncio.to_thread(new.finish, change.now, self._summary(change))
         objects |= await self._store(change.store, files)
@@ -298,17 +303,24 @@ class Exposer:
         return await self._write_pointer(change, added.metadata, [made], sorted(unneeded))
 
     def _add(
-        self, new: NewSnapshot, metadata: TableMetadata, files: Sequence[Stored], footers: Sequence[FileMetaData]
+        self,
+        new: NewSnapshot,
+        metadata: TableMetadata,
+        files: MemoryFiles,
+        came: Sequence[Stored],
+        facts: Sequence[Facts],
     ) -> None:
-        new.add(self._describe(metadata, files, footers))
+        new.add(self._describe(metadata, files, came, facts))
 
     def _describe(
-        self, metadata: TableMetadata, files: Sequence[Stored], footers: Sequence[FileMetaData]
+        self, metadata: TableMetadata, files: MemoryFiles, came: Sequence[Stored], facts: Sequence[Facts]
     ) -> list[NewFile]:
-        return [
-            NewFile(data_file(self._locate(one), one, footer, metadata.schema()), one.first)
-            for one, footer in zip(files, footers, strict=True)
-        ]
+        described: list[NewFile] = []
+        for one, read in zip(came, facts, strict=True):
+            entry = data_file(self._locate(one), one, read.footer, metadata.schema())
+            location = f"{metadata.location}/metadata/{self._unique()}-deletes.parquet"
+            described.append(NewFile(entry, one.first, mask(files, location, entry, read.masked)))
+        return described
 
     async def _store(self, store: Store, files: MemoryFiles) -> dict[str, str]:
         """Store the new files, and forget them. Return their SHA-256, by path."""

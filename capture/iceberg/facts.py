@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -25,14 +27,18 @@ from pyiceberg.types import (
 )
 
 from capture.archive.manifest import Stored, is_block
+from capture.archive.sequences import Sequences
 from capture.errors import CompactionError
 from capture.formats.envelope import SCHEMA
 from capture.iceberg.columns import ORDER
-from capture.stores.contract import Store
+from capture.iceberg.position_deletes import find_masked
+from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from natty.wire.background import map_concurrently
 
 TAIL = 64 * 1024
 """Bytes at the end of a file that are read first: most footers are shorter."""
 MAGIC = b"PAR1"
+SEQUENCE = "sequence"
 LONGEST_BOUND = 32
 """Characters in the bounds of a text: enough for most subjects."""
 
@@ -58,11 +64,62 @@ async def read_footer(store: Store, one: Stored) -> pq.FileMetaData:
         tail = await store.get_range(one.path, one.bytes - length, length)
     try:
         footer = pq.read_metadata(pa.BufferReader(MAGIC + tail[-length:]))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise CompactionError(f"the Parquet footer of {one.path} can't be read: {error}") from error
     if footer.num_rows != one.count:
         raise CompactionError(f"{one.path} has {footer.num_rows} rows by its footer, its record says {one.count}")
     return footer
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a commit reads of a file: its footer, and the positions of the rows that it masks."""
+
+    footer: pq.FileMetaData
+    masked: Sequence[int] = ()
+
+
+async def read_facts(store: Store, one: Stored, footer: pq.FileMetaData | None = None) -> Facts:
+    """Return the facts of a file; of a block, all rows are masked but one for each sequence in its record.
+
+    CompactionError as `read_footer`, or if it has no row for a sequence in its record. NotStoredError; StoreError.
+    """
+    footer = footer or await read_footer(store, one)
+    if not is_block(one.path) or len(shown := Sequences.from_text(one.sequences)) == one.count:
+        return Facts(footer)
+    try:
+        return Facts(footer, find_masked(await _read_sequences(store, one, footer), shown))
+    except CompactionError as error:
+        raise CompactionError(f"the rows of {one.path} are not those of its record: {error}") from error
+
+
+async def _read_sequences(store: Store, one: Stored, footer: pq.FileMetaData) -> list[int]:
+    """Return the sequence of each row: the exact set does not say in which order they are, or which one is repeated.
+
+    Reads only this column of the file. CompactionError if it can't be read.
+    """
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    data = bytearray(one.bytes)  # zeros, except for that column
+
+    async def read(column: Any) -> None:
+        start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        end = start + column.total_compressed_size
+        if not 0 <= start < end <= one.bytes:
+            raise CompactionError(f"its footer names bytes {start} to {end}, and it has {one.bytes}")
+        data[start:end] = await store.get_range(one.path, start, end - start)
+
+    def decode() -> list[int]:
+        file = pq.ParquetFile(pa.BufferReader(data), metadata=footer)
+        rows: list[int] = file.read([SEQUENCE], use_threads=False)[SEQUENCE].to_pylist()
+        return rows
+
+    wanted = [column for column in columns if column.path_in_schema == SEQUENCE]
+    await map_concurrently(wanted, read, at_once=REQUESTS_AT_ONCE)
+    try:
+        return await asyncio.to_thread(decode)
+    except (pa.ArrowException, OSError, KeyError) as error:  # pyarrow's error about a damaged page is an OSError
+        raise CompactionError(f"its sequences can't be read: {error}") from error
 
 
 def find_unfit(footer: pq.FileMetaData, columns: pa.Schema) -> str | None:

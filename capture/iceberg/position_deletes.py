@@ -6,11 +6,15 @@ A data file and the deletes of its repeated rows are added by the same snapshot,
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+from capture.archive.sequences import Sequences
+from capture.errors import CompactionError
+from capture.iceberg.memory_catalog import MemoryFiles
 
 PATH, POSITION = 2147483546, 2147483545
 """The field ids that Iceberg reserves for the columns of such a file."""
@@ -21,6 +25,24 @@ _SCHEMA = pa.schema(
         pa.field("pos", pa.int64(), False, {"PARQUET:field_id": str(POSITION)}),
     ]
 )
+
+
+def find_masked(rows: Iterable[int], shown: Sequences) -> list[int]:
+    """Return the positions of the rows to mask, so that the other rows have each sequence of `shown` once; pure.
+
+    `rows` are the sequences of a file's rows, in its order. Of equal ones, the first stays. CompactionError if the file
+    has none for one of `shown`.
+    """
+    left = set(shown)
+    masked: list[int] = []
+    for position, sequence in enumerate(rows):
+        if sequence in left:
+            left.remove(sequence)
+        else:
+            masked.append(position)
+    if left:
+        raise CompactionError(f"no row has sequence {min(left)}")
+    return masked
 
 
 def write_deletes(data_file: str, positions: Sequence[int]) -> bytes:
@@ -51,6 +73,15 @@ def delete_entry(location: str, data: bytes, masked: DataFile) -> DataFile:
         lower_bounds=bound,
         upper_bounds=bound,
     )
+
+
+def mask(files: MemoryFiles, location: str, entry: DataFile, positions: Sequence[int]) -> DataFile | None:
+    """Write the file that masks these rows of the data file with this entry. Return its entry; None without rows."""
+    if not positions:
+        return None
+    data = write_deletes(entry.file_path, positions)
+    files.write(location, data)
+    return delete_entry(location, data, entry)
 
 
 def masked_location(entry: DataFile) -> str:

@@ -52,8 +52,8 @@ NOTHING = FreshReport()
 class FreshTable:
     """Shows the blocks that a manifest adopts, in the term of the compaction's leader, which takes `turns` with it.
 
-    A block waits for a merge if it holds a sequence that the table or a shown block holds, or one twice, or if the
-    table can't show its columns.
+    Rows of a block are masked if the table or another shown block has their sequence. A block waits for a merge if all
+    of its rows are, or if the table can't show its columns.
     """
 
     def __init__(self, turns: Turns, manifest_head: HeadReader, policy: Policy) -> None:
@@ -121,7 +121,7 @@ class FreshTable:
         return came, await commits.find_dropped(manifest)
 
     async def _choose(self, commits: TableCommits, came: Sequence[Entry]) -> list[Stored]:
-        """Return the blocks that the table can show: each sequence is then in one file or block of it."""
+        """Return the blocks that the table can show, with the sequences that it shows of them: all are new to it."""
         table, consumed = commits.table, commits.table.consumed_paths
         known = await commits.index.find(table.shown, [place_of(one) for one in came])
         fit = [
@@ -133,13 +133,16 @@ class FreshTable:
             and is_mergeable(one, self.policy)
         ]
         wholes = await map_concurrently(fit, commits.blocks.whole, at_once=REQUESTS_AT_ONCE)
+        wholes.sort(key=lambda one: (one.stored_ns, one.path))
+        exposure = commits.leading.exposure
+        fitting = await exposure.list_fitting(commits.store, table, self._limit(wholes))
         by_stream: dict[str, list[Stored]] = defaultdict(list)
-        for one in sorted(wholes, key=lambda one: (one.stored_ns, one.path)):
+        for one in fitting:
             by_stream[one.stream].append(one)
         found: list[Stored] = []
         for stream, mine in by_stream.items():
-            found += await _list_disjoint(commits, table, stream, mine)
-        return await commits.leading.exposure.list_fitting(commits.store, table, self._limit(found))
+            found += await _mask(commits, table, stream, mine)
+        return await exposure.list_fitting(commits.store, table, found)
 
     def _limit(self, blocks: list[Stored]) -> list[Stored]:
         """Return those for which there is room beside the shown blocks of their key and interval."""
@@ -165,13 +168,16 @@ def _bin(one: Stored) -> tuple[str, str, int]:
     return one.stream, one.key, one.interval
 
 
-async def _list_disjoint(commits: TableCommits, table: Table, stream: str, blocks: Sequence[Stored]) -> list[Stored]:
-    """Return the blocks that hold each of their sequences once, and none of the table or of another one of these."""
+async def _mask(commits: TableCommits, table: Table, stream: str, blocks: Sequence[Stored]) -> list[Stored]:
+    """Return the blocks of which something is shown, with the sequences that neither the table nor an earlier one has.
+
+    Each of these is then shown once: `list_fitting` and `expose` mask all other rows.
+    """
     held = Sequences.union_of([await held_of(commits.index, one, stream) for one in table.list_versions()])
     found: list[Stored] = []
     for one in blocks:
         mine = Sequences.from_text(one.sequences)
-        if len(mine) == one.count and mine.isdisjoint(held):
-            held |= mine
-            found.append(one)
+        if new := mine - held:
+            held |= new
+            found.append(one if new == mine else msgspec.structs.replace(one, sequences=new.to_text()))
     return found

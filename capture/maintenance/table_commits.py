@@ -72,15 +72,16 @@ class TableCommits:
     ) -> Table:
         """Commit the table as `change` returns it, with its metadata for other engines; return it as committed.
 
-        Adds the blocks `show` to the shown ones, and removes those of `hide`, those that the table consumes by this
-        change, and those with a sequence of a new file. FencedError if the term is over.
+        Adds the blocks `show` to the shown ones, and removes those of `hide`, and those that the table consumes by this
+        change. Others that show a sequence of a new file no longer do. FencedError if the term is over.
         """
         before, after = self.table, change(self.table)
         old, new = ({one.path for one in part.files} for part in (before, after))
         came = [one for one in after.files if one.path not in old]
         gone = [one for one in before.files if one.path not in new]
         if before.shown.root and after.consumed is not before.consumed:
-            hide = [*hide, *await self._find_replaced(after, came)]
+            replaced, masked = await self._find_replaced(after, came)
+            hide, show = [*hide, *replaced], [*show, *masked]
         hide = [*{one.path: one for one in hide}.values()]
         beside = await self._change_shown(show, hide)
         if beside:
@@ -115,14 +116,25 @@ class TableCommits:
         token, number = self.leading.pointer.token, self.head.number + 1
         return [await update(self.index, self.table.shown, show, hide, token=token, number=number)]
 
-    async def _find_replaced(self, after: Table, came: Sequence[Stored]) -> list[Stored]:
-        """Return the shown blocks that `after` has consumed, and the others that hold a sequence of a new file."""
+    async def _find_replaced(self, after: Table, came: Sequence[Stored]) -> tuple[list[Stored], list[Stored]]:
+        """Return the shown blocks to hide, and those to show again, with fewer sequences.
+
+        To hide are those that `after` has consumed, and the others that show a sequence of a new file. These stay
+        without that sequence, if they can.
+        """
         shown = self.table.shown
         places = [one for one in after.consumed if not isinstance(one, str)]
         found = [*(await self.index.find(shown, places)).values()]
         paths = {one.path for one in found}
         consumed: list[Stored] = await map_concurrently(found, self.index.whole, at_once=REQUESTS_AT_ONCE)
-        return [*consumed, *await self._find_overlapping(came, consumed, paths)]
+        overlapping = await self._find_overlapping(came, consumed, paths)
+        masked: list[Stored] = []
+        for one in overlapping:
+            if left := Sequences.from_text(one.sequences) - _sequences(came, one.stream):
+                masked.append(msgspec.structs.replace(one, sequences=left.to_text()))
+        if masked:
+            masked = await self.leading.exposure.list_fitting(self.store, after, masked)
+        return [*consumed, *overlapping], masked
 
     async def _find_overlapping(
         self, came: Sequence[Stored], consumed: Sequence[Stored], leave: set[str]

@@ -98,6 +98,7 @@ class World:
         exposed = table.iceberg[STREAM]
         engine = await read_back(self.store, exposed)
         assert [one.snapshot_id for one in engine.metadata.snapshots] == [one.id for one in exposed.snapshots]
+        assert exposed.list_held().isdisjoint(await self.needed())
         objects = [*table.files, *await self.shown()]
         said = sorted(row for one in objects for row in Sequences.from_text(one.sequences))
         assert len(said) == len(set(said))
