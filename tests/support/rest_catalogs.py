@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 from obstore.store import S3Store
+from patient import PATIENCE
 from stores import Program, kill, program
 
 from natty.metrics.access import Certificate
@@ -47,6 +48,7 @@ class SeaweedCatalog:
             "type": "rest",
             "uri": self.uri,
             "warehouse": f"s3://{BUCKET}",
+            "timeout": PATIENCE,
             "properties": {"credential": f"{KEY}:{SECRET}", "s3.endpoint": self.s3},
         }
 
@@ -78,8 +80,7 @@ class SeaweedCatalog:
             endpoint=self.s3,
             access_key_id=KEY,
             secret_access_key=SECRET,
-            client_options={"allow_http": True, "timeout": "5s"},
-            retry_config={"max_retries": 0},
+            client_options={"allow_http": True, "timeout": f"{PATIENCE:g}s"},
         )
 
     async def mirror(self, store):
@@ -109,6 +110,7 @@ class OverwritingCatalog:
             "type": "rest",
             "uri": uri,
             "ca": str(self.tls / "ca.pem"),
+            "timeout": PATIENCE,
             "properties": {"token": self.TOKEN},
         }
 

@@ -7,7 +7,7 @@ import certifi
 import pytest
 from exposing import sequences_of
 from foreign_catalogs import Registered
-from patient import until
+from patient import PATIENCE, until
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from rest_catalogs import BUCKET, OverwritingCatalog, SeaweedCatalog
@@ -270,5 +270,10 @@ async def test_seaweedfs_that_was_killed_is_asked_again_when_it_is_back(tmp_path
     with pytest.raises(CatalogAwayError, match="does not answer"):
         await archive.set()
     await asyncio.to_thread(seaweed.start)
-    assert await archive.set() == CURRENT
+    done = ""
+    async with asyncio.timeout(PATIENCE):  # it answers before it finds the objects that it stored
+        while not done:
+            with contextlib.suppress(CatalogAwayError):
+                done = await archive.set()
+    assert done == CURRENT
     archive.catalog.close()

@@ -24,6 +24,7 @@ from capture.stores import open_store
 from capture.testing import ArrowEngine
 
 EAGER = {"compaction__min_files": 1, "compaction__max_wait": 0.0}
+DAY = 86_400.0  # seconds, the longest interval: a test hardly runs over its end
 
 
 async def shown(store, stream, wanted):
@@ -38,7 +39,7 @@ async def shown(store, stream, wanted):
 
 @pytest.mark.long
 async def test_what_is_swept_is_seen_by_engines_within_seconds_and_stays_when_it_is_merged(fleet):
-    config = load(fleet.configure(partition="time", decoder="raw", table__fresh=0.05, **EAGER))
+    config = load(fleet.configure(partition="time", decoder="raw", table__fresh=0.05, limits__interval=DAY, **EAGER))
     store = open_store(config.store)
     duty = Duty(fleet.natty, store, config, "node-1")
 

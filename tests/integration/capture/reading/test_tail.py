@@ -325,7 +325,7 @@ async def test_read_live_gives_one_answer_and_ends(tiers, nats_server):
     for options in ({"natty": tiers.natty}, {"live": True, "natty": tiers.natty}):
         found = [one.sequence async for one in capture.read(tiers.store, **options)]
         assert found == list(range(1, 31))
-    config = replace(tiers.config, nats=dict(nats_server.connect_options()))
+    config = replace(tiers.config, nats={**nats_server.connect_options(), **PATIENT})
     assert [one.sequence async for one in capture.read(config, live=True)] == list(range(1, 31))
     with pytest.raises(capture.ConfigError, match="give one of them"):
         [one async for one in capture.read(tiers.store, live=True, follow=True, natty=tiers.natty)]
