@@ -109,6 +109,17 @@ class CatalogState(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+class FreshState(msgspec.Struct, frozen=True, kw_only=True):
+    """The reported state of the fresh table: the number of shown blocks, and how many wait for the merge, by reason.
+
+    `committed` is when this leader last changed what is shown (Unix seconds; None: it has not yet).
+    """
+
+    shown: Whole = 0
+    committed: UnixTime | None = None
+    waiting: dict[str, Whole] = {}
+
+
 def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:
     """Return the state of these tables, by stream; pure."""
     return [

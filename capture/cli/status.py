@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from capture.archive.iceberg_state import TableState
+from capture.archive.iceberg_state import FreshState, TableState
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
@@ -145,6 +145,8 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     for one in state.tables:
         known = f"{write_count(one.snapshots, 'snapshot')}, the current one is {one.current} of {_time(one.made)}"
         table.add_row(f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}")
+    if status.fresh:
+        table.add_row("fresh table", printable(_describe_fresh(status.fresh)))
     for entry in status.catalogs:
         shown = f"shows table {entry.number}, since {_time(entry.since)}" if entry.since else "not registered"
         table.add_row(f"catalog {entry.stream}", printable(f"{entry.entry}: {entry.trouble or shown}"))
@@ -194,6 +196,15 @@ def _nodes(nodes: list[Heard]) -> Rows:
             )
         )
     return Rows(columns, rows)
+
+
+def _describe_fresh(fresh: FreshState) -> str:
+    last = "no commit by this leader yet" if fresh.committed is None else f"last commit at {_time(fresh.committed)}"
+    text = f"{write_count(fresh.shown, 'block')} shown before the merge, {last}"
+    if fresh.waiting:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in fresh.waiting.items())
+        text += f"; {write_count(sum(fresh.waiting.values()), 'block')} only after the merge: {reasons}"
+    return text
 
 
 def _describe_expiry(table: TableState) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from capture.archive.iceberg_state import CatalogState, TableState
+from capture.archive.iceberg_state import CatalogState, FreshState, TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time
 from natty.errors import BadRecordError
@@ -180,6 +180,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     location: Text = ""
     troubles: list[Text] = []
     catalogs: list[CatalogState] = []  # entries that this node, as the compaction's leader, sets
+    fresh: FreshState | None = None  # if this node, as the compaction's leader, keeps the table fresh
     format: Whole = FORMAT
 
 

@@ -11,10 +11,11 @@ import msgspec
 
 from capture.archive import chain
 from capture.archive.chain import Head, HeadReader
+from capture.archive.iceberg_state import FreshState
 from capture.archive.index.page import Entry, place_of
 from capture.archive.index.update import held_of
 from capture.archive.index.version import Version
-from capture.archive.manifest import Manifest, Stored
+from capture.archive.manifest import Manifest, Stored, is_encrypted
 from capture.archive.picture import Picture
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
@@ -31,6 +32,12 @@ CROWDED = 100
 """So many shown blocks of a key and an interval are merged at once, whatever the compaction's schedule says."""
 MOST_SHOWN = 150
 """Shown blocks of a key and an interval, at the most; others wait for the merge."""
+
+ENCRYPTED, FORMAT = "encrypted", "not Parquet"
+EXCLUDED = "excluded from merges by the configuration"
+FULL = f"beyond {MOST_SHOWN} blocks of a key and interval"
+UNFIT = "with columns or types that the table does not have, or unreadable"
+REPEATED = "with no message that the table does not have"
 
 log = logging.getLogger("capture.fresh")
 
@@ -64,6 +71,15 @@ class FreshTable:
         self._version: Version | None = None  # of the blocks that were looked at
         self._later: list[Entry] = []  # blocks that are shown by the next commits
         self._crowd: Counter[tuple[str, str, int]] = Counter()
+        self._waiting: dict[str, str] = {}  # why a block waits for the merge, by its path
+        self._shown = 0
+        self._committed: float | None = None
+
+    @property
+    def state(self) -> FreshState:
+        """What it shows, and what waits."""
+        waiting = dict(sorted(Counter(self._waiting.values()).items()))
+        return FreshState(shown=self._shown, committed=self._committed, waiting=waiting)
 
     def __repr__(self) -> str:
         return f"FreshTable({self._head}, {len(self._later)} blocks wait)"
@@ -93,6 +109,8 @@ class FreshTable:
         if show or hide:
             after = await _forget(commits, manifest)
             await commits.commit(lambda _: after, now, show=show, hide=hide)
+            self._committed = now
+        self._shown = commits.table.shown.objects
         self._head, self._version, self._later = head, manifest.index, later_on
         self._crowd.update(map(_bin, show))
         crowded = await self._is_crowded(commits)
@@ -112,10 +130,12 @@ class FreshTable:
         if self._version is not None:
             try:
                 gone, came = await blocks.differ(self._version, manifest.index)
-                hide = [*(await commits.index.find(shown, [place_of(one) for one in gone])).values()]
-                return came, [*hide]
+                for one in gone:
+                    self._waiting.pop(one.path, None)
+                return came, [*(await commits.index.find(shown, [place_of(one) for one in gone])).values()]
             except ManifestError as error:  # pages of the last manifest may be deleted by now
                 log.debug("all blocks are looked at: %s", error)
+        self._waiting.clear()
         known = {one.path async for part in commits.index.scan(shown) for one in part}
         came = [one async for part in blocks.scan(manifest.index) for one in part if one.path not in known]
         return came, await commits.find_dropped(manifest)
@@ -124,25 +144,33 @@ class FreshTable:
         """Return the blocks that the table can show, with the sequences that it shows of them: all are new to it."""
         table, consumed = commits.table, commits.table.consumed_paths
         known = await commits.index.find(table.shown, [place_of(one) for one in came])
-        fit = [
-            one
-            for one in came
-            if place_of(one) not in known
-            and one.path not in consumed
-            and is_open(one.format)
-            and is_mergeable(one, self.policy)
-        ]
+        new = [one for one in came if place_of(one) not in known and one.path not in consumed]
+        reasons = {one.path: self._refuse(one) for one in new}
+        fit = [one for one in new if not reasons[one.path]]
         wholes = await map_concurrently(fit, commits.blocks.whole, at_once=REQUESTS_AT_ONCE)
         wholes.sort(key=lambda one: (one.stored_ns, one.path))
-        exposure = commits.leading.exposure
-        fitting = await exposure.list_fitting(commits.store, table, self._limit(wholes))
+        exposure, limited = commits.leading.exposure, self._limit(wholes)
+        fitting = await exposure.list_fitting(commits.store, table, limited)
         by_stream: dict[str, list[Stored]] = defaultdict(list)
         for one in fitting:
             by_stream[one.stream].append(one)
-        found: list[Stored] = []
+        masked: list[Stored] = []
         for stream, mine in by_stream.items():
-            found += await _mask(commits, table, stream, mine)
-        return await exposure.list_fitting(commits.store, table, found)
+            masked += await _mask(commits, table, stream, mine)
+        found = await exposure.list_fitting(commits.store, table, masked)
+        reasons |= dict.fromkeys((one.path for one in wholes), FULL)
+        reasons |= dict.fromkeys((one.path for one in limited), UNFIT)
+        reasons |= dict.fromkeys((one.path for one in fitting), REPEATED)
+        reasons |= dict.fromkeys((one.path for one in masked), UNFIT)
+        reasons |= dict.fromkeys((one.path for one in found), "")
+        self._waiting |= {path: reason for path, reason in reasons.items() if reason}
+        return found
+
+    def _refuse(self, one: Stored) -> str:
+        """Return why engines can't open a block, or no merge will replace it; "" if they can, and one will."""
+        if not is_open(one.format):
+            return ENCRYPTED if is_encrypted(one) else FORMAT
+        return "" if is_mergeable(one, self.policy) else EXCLUDED
 
     def _limit(self, blocks: list[Stored]) -> list[Stored]:
         """Return those for which there is room beside the shown blocks of their key and interval."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from capture.archive.iceberg_state import FreshState
 from capture.errors import NotSweptError
 from capture.maintenance.fresh import NOTHING, FreshReport, FreshTable
 from capture.maintenance.schedule import AT_ONCE, Schedule
@@ -51,17 +52,25 @@ class FreshKeeper:
         self._clock = clock
         self._crowded = asyncio.Event()
         self._woken = -BETWEEN
+        self._keeps = False
 
     def __repr__(self) -> str:
         return f"FreshKeeper({self._table!r})"
+
+    @property
+    def state(self) -> FreshState | None:
+        """The state of the fresh table; None if it is off, or outside of `scope`."""
+        return self._table.state if self._keeps and self._every() else None
 
     @contextlib.asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
         """Keep the table fresh while the body runs."""
         task = asyncio.create_task(self._keep())
+        self._keeps = True
         try:
             yield
         finally:
+            self._keeps = False
             task.cancel()
             await asyncio.wait([task])
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from capture.archive.coverage import Coverage, read_coverage
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
-from capture.archive.iceberg_state import CatalogState, table_states
+from capture.archive.iceberg_state import CatalogState, FreshState, table_states
 from capture.archive.index.contents import Indexes
 from capture.archive.recording import record
 from capture.archive.retention import EVERYTHING, removed_sequences
@@ -70,11 +70,17 @@ class Duty:
     elapsed: Callable[[], float] = time.monotonic
     catalog: CatalogKeeper | None = None  # of the user, while this node leads the compaction
     _exposure: LoadedExposure | None = field(default=None, init=False, repr=False)
+    _fresh: FreshKeeper | None = field(default=None, init=False, repr=False)
 
     @property
     def catalogs(self) -> list[CatalogState]:
         """The entries that this node sets in the user's catalog."""
         return [one for _, one in sorted(self.catalog.states.items())] if self.catalog else []
+
+    @property
+    def fresh(self) -> FreshState | None:
+        """The state of the fresh table, while this node keeps it."""
+        return self._fresh.state if self._fresh else None
 
     @property
     def location(self) -> str:
@@ -104,7 +110,7 @@ class Duty:
         options, key_file = self.config.spark.options(), self.config.key_file
         driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file)
         rounds = Rounds(Indexes(self.store), self.config.sweep.grace, self.elapsed)
-        fresh = self._keep_fresh(head, turns := Turns(), rounds.indexes)
+        fresh = self._fresh = self._keep_fresh(head, turns := Turns(), rounds.indexes)
         async with self._forget_failures_of(COMPACTS, FRESH), self.keep_catalog(), driver as engine, fresh.scope():
             while True:
                 term.check()

@@ -199,6 +199,7 @@ class Node:
                 )
             ],
             catalogs=self._duty.catalogs if self._duty else [],
+            fresh=self._duty.fresh if self._duty else None,
         )
 
     def _describe_refusals(self) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from capture.archive.heads import COMPACTION, SWEEP
-from capture.archive.iceberg_state import CatalogState
+from capture.archive.iceberg_state import CatalogState, FreshState
 from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, StreamState, server_time
@@ -49,6 +49,11 @@ class Status:
     def catalogs(self) -> list[CatalogState]:
         """The entries in the user's catalog, as the running leader of the compaction reports them."""
         return [entry for one in self.board.nodes if not one.is_late for entry in one.node.catalogs]
+
+    @property
+    def fresh(self) -> FreshState | None:
+        """The state of the fresh table, as the running leader of the compaction reports it."""
+        return next((one.node.fresh for one in self.board.nodes if one.node.fresh and not one.is_late), None)
 
     @property
     def lacks_candidate(self) -> bool:

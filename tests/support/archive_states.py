@@ -1,6 +1,6 @@
 """The states that an archive's leader and a node would publish; neither ever counts as late."""
 
-from capture.archive.iceberg_state import CatalogState, TableState
+from capture.archive.iceberg_state import CatalogState, FreshState, TableState
 from capture.ingest.board import ArchiveState, NodeState
 
 STATE = ArchiveState(
@@ -44,4 +44,5 @@ NODE = NodeState(
     stored={"messages": 4321},
     pending=17,
     catalogs=[CatalogState(stream="ORDERS", entry="lake.orders", number=12, since=1_790_000_000.0)],
+    fresh=FreshState(shown=120, committed=1_790_000_099.0, waiting={"encrypted": 3, "not Parquet": 1}),
 )

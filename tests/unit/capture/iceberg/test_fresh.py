@@ -8,12 +8,14 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from fresh_world import ALL, GRACE, Leader, World
+from fresh_world import ALL, GRACE, NOW, Leader, World
 
 from capture.archive import retired_pages
-from capture.archive.iceberg_state import BRIEF, Expiry, Snapshot, list_expired, without
+from capture.archive.encryption import Keys
+from capture.archive.iceberg_state import BRIEF, Expiry, FreshState, Snapshot, list_expired, without
 from capture.archive.retention import Retention, Rule
 from capture.errors import CaptureError, FencedError
+from capture.formats import writer
 from capture.maintenance import fresh
 from capture.maintenance.compaction_plan import Policy
 
@@ -129,6 +131,29 @@ async def test_so_many_blocks_of_a_key_and_interval_are_shown_and_no_more(monkey
     await world.sweep()
     report = await leader.step()
     assert (report.shown, report.is_crowded) == (1, False)
+
+
+async def test_the_state_says_what_is_shown_and_why_blocks_wait(monkeypatch):
+    monkeypatch.setattr(fresh, "MOST_SHOWN", 2)
+    world = World()
+    leader = Leader(world)
+    assert leader.fresh.state == FreshState()
+    await world.block([1, 2])
+    await world.block([2])
+    await world.block([3], made_by=writer("ndjson"))
+    await world.block([4], made_by=writer("parquet", keys=Keys({"k": bytes(range(32))})))
+    for number in (5, 6, 7):
+        await world.block([number], key="full")
+    await world.sweep()
+    await leader.step()
+    reasons = [fresh.REPEATED, fresh.FORMAT, fresh.ENCRYPTED, fresh.FULL]
+    assert leader.fresh.state == FreshState(shown=3, committed=NOW, waiting=dict.fromkeys(sorted(reasons), 1))
+    world.now += 10
+    await leader.compact(policy=Policy(min_files=1, max_wait=0.0, encrypted=False))
+    await world.sweep()
+    await leader.step()
+    state = leader.fresh.state
+    assert (state.shown, state.committed, state.waiting) == (0, NOW, {fresh.ENCRYPTED: 1})
 
 
 async def test_after_many_commits_the_document_is_small_and_what_readers_need_is_there_and_no_more(monkeypatch):
