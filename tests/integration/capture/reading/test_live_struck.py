@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from compacting import GRACE
 from live_struck import VICTIMS, Struck
-from patient import PATIENCE, PATIENT
+from patient import FILLING, PATIENCE, PATIENT
 from two_tiers import TwoTiers
 
 from capture.config.load import load
@@ -35,7 +35,7 @@ async def test_a_count_has_all_that_was_acknowledged_while_everything_is_killed(
 
 async def test_a_follower_that_is_behind_costs_no_message(nats_cluster, natty_name):
     """It was stopped while the others went on, and answers direct gets at once when it runs again."""
-    async with Natty(**nats_cluster.connect_options()) as client:
+    async with Natty(**{**nats_cluster.connect_options(), **PATIENT}) as client:
         tiers = await TwoTiers(client, natty_name("BEHIND")).create(num_replicas=3, allow_batched=True)
         leader = (await client.jetstream.request(f"STREAM.INFO.{tiers.stream}"))["cluster"]["leader"]
     here = next(one for one in nats_cluster if one.name == leader)
@@ -45,7 +45,7 @@ async def test_a_follower_that_is_behind_costs_no_message(nats_cluster, natty_na
             behind = [one for one in nats_cluster if one is not here][number % 2]
             behind.pause()
             try:
-                async with client.publisher(tiers.stream) as publisher:
+                async with client.publisher(tiers.stream, **FILLING) as publisher:
                     for number in range(2000):
                         await publisher.publish(f"{tiers.stream}.{number % 3}", b"x" * 100)
             finally:

@@ -207,7 +207,7 @@ async def test_leaders_that_are_killed_at_any_step_leave_each_snapshot_right_and
         await world.sweep()
         await leader.step()
 
-    for number in range(1 + after, 400, each):
+    for number in range(1 + after * (each - 1), 400, each):
         world = await prepared()
         world.store.left, world.store.after = number, after
         try:

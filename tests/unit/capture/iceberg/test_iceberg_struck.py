@@ -95,7 +95,7 @@ async def prepared(**rule):
 async def test_a_compaction_that_is_killed_anywhere_and_run_again_has_the_result_of_one_that_was_not(each, after):
     expected = await (await prepared()).settle()
     assert expected[0] == [1, 2, 3, 4, 5]
-    for number in range(1 + after, 200, each):
+    for number in range(1 + after * (each - 1), 200, each):
         world = await prepared()
         world.store.left, world.store.after = number, after
         try:
