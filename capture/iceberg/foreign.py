@@ -27,7 +27,7 @@ TAKE_OVER = "capture catalog register --take-over"
 LONGEST = 300  # characters of another program's error
 _REFUSALS = {"AccessDenied", "AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException"}
 _REFUSALS |= {"ExpiredTokenException", "InvalidClientTokenId"}
-_OUR_NAME = re.compile(r"\d{10}-\d+-[0-9a-f]{32}\.metadata\.json")  # see `Exposer`
+_OUR_NAME = re.compile(r"(\d{10})-(\d+)-[0-9a-f]{32}\.metadata\.json")  # number and term: see `Exposer`
 _REFUSED = (
     *(iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError, iceberg.OAuthError),
     iceberg.SignError,
@@ -116,6 +116,16 @@ def check_ours(location: str, wanted: Wanted) -> None:
             f" left as it is. If the archive shall have this entry, run: {TAKE_OVER}; otherwise set another namespace"
             " or table in [table.catalog]"
         )
+
+
+def is_later(location: str, wanted: Wanted) -> bool:
+    """Return whether a metadata file of this archive is of a later table than the wanted one; pure.
+
+    A call of a leader may end after its term, when its successor has set the entry already: then both the number and
+    the term are not lower. If only one of them is, the archive or its bucket of heads was restored to an earlier state.
+    """
+    found, mine = (_OUR_NAME.fullmatch(one.rpartition("/")[2]) for one in (location, wanted.location))
+    return bool(found and mine and int(found[1]) >= int(mine[1]) and int(found[2]) >= int(mine[2]))
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pyiceberg.exceptions import RESTError
 
-from capture.iceberg.foreign import Address, Entries, Entry, Wanted, check_ours, translate_errors
+from capture.iceberg.foreign import Address, Entries, Entry, Wanted, check_ours, is_later, translate_errors
 from capture.iceberg.foreign_rest import RestEntries
 
 REGISTERED, MOVED, CURRENT = "registered", "moved", "current"
-"""What `set_entry` found or did: there was no entry, or it named an earlier table, or it names this one."""
+"""Results of `set_entry`: created, moved from an earlier table, or already at this table or a later one."""
 
 
 def open_catalog(address: Address) -> Entries:
@@ -41,7 +41,7 @@ def set_entry(address: Address, entries: Entries, wanted: Wanted, *, take_over: 
     """Let the entry name this table. Return REGISTERED, MOVED or CURRENT. Idempotent.
 
     Raises ForeignEntryError, and changes nothing, if the entry names metadata that this archive did not make, unless
-    `take_over`; or if it changes at the same moment. Raises CatalogError for everything else.
+    `take_over`; or if it changes at the same moment. Raises CatalogError for every other failure.
     """
     with translate_errors(address):
         try:
@@ -57,6 +57,8 @@ def set_entry(address: Address, entries: Entries, wanted: Wanted, *, take_over: 
             return CURRENT
         if not take_over:
             check_ours(found.location, wanted)
+            if is_later(found.location, wanted):
+                return CURRENT
         entries.replace(found, wanted)
         return MOVED
 

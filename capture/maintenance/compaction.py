@@ -223,14 +223,13 @@ async def compact(
         if dropped := await commits.find_dropped(manifest):
             await commits.commit(lambda table: table, now, hide=dropped)
         table = commits.table
-    superfluous: list[str] = []
-    moved = await read_retired(store, table.retired_pages) if look else {}
-    if look:
-        named = table.list_named() | await read_paths(indexes.files, table)
-        superfluous = _superfluous(table, named, moved, objects, now - grace)
-        superfluous += await find_orphans(indexes.files, table, objects, now - grace)
-    superfluous += old_documents(table, objects, now - grace)
-    await chain.delete(store, pointer, superfluous[:MOST_DELETED])
+        superfluous = old_documents(table, objects, now - grace)
+        moved = await read_retired(store, table.retired_pages) if look else {}
+        if look:
+            named = table.list_named() | await read_paths(indexes.files, table)
+            superfluous += _superfluous(table, named, moved, objects, now - grace)
+            superfluous += await find_orphans(indexes.files, table, objects, now - grace)
+        await chain.delete(store, pointer, superfluous[:MOST_DELETED])  # no other commit has begun: see find_orphans
     found = await read_input(indexes, manifest, table, policy, retention, now)
     listed, picture = {one.path for one in objects} if look else None, found.picture
     drop = partial(_drop_deleted, moved=moved, listed=listed, now=now, before=now - grace)

@@ -112,10 +112,10 @@ async def sweep(
         head, manifest = await current(store, pointer, Manifest, now)
     seen = await archive.read(manifest, objects, retention, now, trust)
     plan = seen.plan(now, grace, retention, begins)
-    orphans = await find_orphans(indexes.blocks, manifest, objects, now - grace) if look else []
     if plan.manifest is not None:
         after = msgspec.structs.replace(plan.manifest, leader=node)
         head, manifest = await commit(indexes.blocks, pointer, head, seen.manifest, after, now=now, grace=grace)
+    orphans = await find_orphans(indexes.blocks, manifest, objects, now - grace) if look else []
     await chain.delete(store, pointer, [*plan.remove_entries, *plan.remove_objects, *orphans])
     table = seen.table or await ensure_index(indexes.files, first_table(manifest))
     return _report(plan, head, seen, manifest, table, len(orphans))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 
 from capture.archive.iceberg_state import FreshState
 from capture.errors import NotSweptError
@@ -32,8 +32,8 @@ class FreshKeeper:
     """Shows new blocks every few seconds, in a task of its own.
 
     `every` returns the setting (seconds; 0: off), `lead` what the leader works with. `attempt` runs a step, and returns
-    None if it failed. A step that has nothing to do reads the manifest's head and no more, and is repeated soon; after
-    all others, `every` seconds pass from one beginning to the next.
+    None if it failed; an error that it raises is put into `failing`. A step that has nothing to do reads the manifest's
+    head and no more, and is repeated soon; after all others, `every` seconds pass from one beginning to the next.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class FreshKeeper:
         *,
         every: Callable[[], float],
         attempt: Attempt,
+        failing: MutableMapping[str, str],
         clock: Callable[[], float],
     ) -> None:
         self._table = table
         self._lead = lead
         self._every = every
         self._attempt = attempt
+        self._failing = failing
         self._clock = clock
         self._crowded = asyncio.Event()
         self._woken = -BETWEEN
@@ -100,6 +102,9 @@ class FreshKeeper:
                 pass
             except LeadershipLostError:  # the compaction notices it, too
                 return
+            except Exception as error:
+                log.exception("the %s failed", FRESH, extra={"action": "duty_failed"})
+                self._failing[FRESH] = f"the {FRESH} failed: {type(error).__name__}: {error}"
             else:
                 self._wake(done)
                 pause = every / LOOKS if done is NOTHING else every

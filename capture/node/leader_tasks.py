@@ -136,6 +136,7 @@ class Duty:
             lead,
             every=lambda: self.config.table.fresh,
             attempt=self._attempt,
+            failing=self.failing,
             clock=self.clock,
         )
 

@@ -191,8 +191,9 @@ class Crossing:
         DataLossError if it is nowhere, and the archive holds no later message.
         """
         found = await self._search.find(holes)
-        archived = sequences_of(found.objects)
-        lost = found.gone - Sequences.from_range(1, archived.last if archived else 0)
+        lost = found.gone
+        if lost and (archived := sequences_of(await self._search.look(lost.last))):
+            lost -= Sequences.from_range(1, archived.last)
         if lost and self._gaps == "raise":
             raise DataLossError(
                 f"{len(lost):,} messages of {self._place.stream} ({lost.describe()}) are neither in the archive nor in"

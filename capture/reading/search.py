@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.archive.encryption import Keys
+from capture.archive.index.tree import Where
 from capture.archive.manifest import Stored
-from capture.archive.sequences import Sequences
+from capture.archive.sequences import MAXIMUM, Sequences
 from capture.config.consumers import Position, consumer_states
 from capture.config.settings import CaptureConfig
 from capture.errors import NotStoredError
@@ -60,7 +61,6 @@ class Found:
     """
 
     plan: list[Share]
-    objects: list[Stored]
     missing: Sequences
     gone: Sequences
     first: int
@@ -94,9 +94,12 @@ class Search:
         if states := await consumer_states(self.place.natty, self.place.config):
             self._stored = max(self._stored, Position.of(states).floor)
 
-    async def look(self) -> list[Stored]:
-        """Return the archive's objects. NotStoredError if one that `note_deleted` took is still among them."""
-        objects = await self.place.look()
+    async def look(self, first: int = 1, last: int = MAXIMUM) -> list[Stored]:
+        """Return the archive's objects that may hold these sequences.
+
+        NotStoredError if the archive still names the object that `note_deleted` recorded.
+        """
+        objects = await self.place.look(Where(sequences=(first, last)))
         if self._deleted in {one.path for one in objects}:
             raise NotStoredError(
                 f"there is no {self._deleted} in {self.place.store.url}, and the archive still names it"
@@ -115,12 +118,12 @@ class Search:
         while True:
             first = (await self.place.info())["state"]["first_seq"]
             doubtful = await self._find_doubtful()
-            objects = await self.look()
+            objects = await self.look(holes.first, holes.last)
             plan = narrow(shares(objects, _span(holes)), holes)
             missing = holes - Sequences.union_of(share.given for share in plan)
             gone = missing.within(holes.first, first - 1)
             if not gone or gone.isdisjoint(doubtful):
-                return Found(plan, objects, missing, gone, first)
+                return Found(plan, missing, gone, first)
             await asyncio.sleep(LOOK_AGAIN)
 
     async def _find_doubtful(self) -> Sequences:

@@ -101,9 +101,10 @@ async def read_paths(index: Index, document: Indexed) -> set[str]:
 
 
 async def find_orphans(index: Index, document: Indexed, objects: Listing, before: float) -> list[str]:
-    """Return the pages that were written before this time and that no commit names: their writers died.
+    """Return the pages that were written before this time and that the document does not name: their writers failed.
 
-    `objects` were listed before the document was read, by the leader that may commit its successor.
+    `document` is the committed one, and its leader commits no other one until the pages are deleted: a commit that is
+    tried again has the same pages as the attempt that failed. `objects` were listed before the document was committed.
     """
     old = [one.path for one in objects if one.path.startswith(document.PAGES) and one.modified < before]
     if not old:

@@ -154,7 +154,7 @@ async def _read_archive(
             return
         except GoneError as gone:
             search.note_deleted(gone.path)
-            plan = narrow(shares(await search.look()), left)
+            plan = narrow(shares(await search.look(left.first, left.last)), left)
 
 
 def _selection(options: ReadOptions) -> Selection:

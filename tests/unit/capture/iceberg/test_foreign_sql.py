@@ -14,8 +14,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from capture.archive.iceberg_state import Expiry
 from capture.config.settings import CaptureConfig
 from capture.errors import CatalogAwayError, ForeignEntryError
-from capture.iceberg.foreign import Wanted, check_ours
-from capture.iceberg.foreign_catalog import CURRENT, MOVED, REGISTERED
+from capture.iceberg.foreign import Address, Wanted, check_ours
+from capture.iceberg.foreign_catalog import CURRENT, MOVED, REGISTERED, find_entry, open_catalog, set_entry
 from capture.iceberg.foreign_sql import SqlEntries
 from capture.node.exposure import UserCatalog
 
@@ -217,3 +217,30 @@ def test_an_entry_is_the_archives_if_only_the_archive_can_have_written_what_it_n
     else:
         with pytest.raises(ForeignEntryError, match=r"lake\.S in the catalog names (s3|no metadata)"):
             check_ours(location, wanted)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "later"),
+    [
+        ((9, 2), (7, 1), True),  # the call of a leader that is deposed
+        ((8, 1), (7, 1), True),
+        ((7, 1), (7, 1), True),
+        ((7, 1), (9, 2), False),
+        ((9, 2), (7, 3), False),  # the archive was restored to an earlier state
+        ((9, 2), (10, 1), False),  # the bucket of the heads was lost, and terms are counted anew
+    ],
+)
+async def test_an_entry_never_goes_back_to_an_earlier_table(tmp_path, found, wanted, later):
+    def at(number, token):
+        name = f"{number:010d}-{token}-{'ab' * 16}.metadata.json"
+        return Wanted(("lake", "S"), f"s3://lake/iceberg/S/metadata/{name}", "s3://lake/iceberg/S")
+
+    address = Address("sql", "default", {"uri": f"sqlite:///{tmp_path}/catalog.db"})
+    entries = open_catalog(address)
+    try:
+        assert set_entry(address, entries, at(*found)) == REGISTERED
+        assert set_entry(address, entries, at(*wanted)) == (CURRENT if later else MOVED)
+        assert find_entry(address, entries, at(1, 1)) == at(*(found if later else wanted)).location
+        assert set_entry(address, entries, at(1, 1), take_over=True) == MOVED
+    finally:
+        entries.close()
