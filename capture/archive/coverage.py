@@ -39,7 +39,7 @@ def coverage(objects: Iterable[Stored], removed: Mapping[str, Sequences]) -> dic
     """Return the coverage of these blocks and table files, by stream; pure. `removed` is `Picture.removed`."""
     sets: dict[str, list[Sequences]] = defaultdict(list)
     for one in objects:
-        sets[one.stream].append(Sequences.from_text(one.sequences))
+        sets[one.stream].append(Sequences.from_bytes(one.sequences))
     return {
         stream: _coverage_of(sets[stream], removed.get(stream, Sequences())) for stream in sorted({*sets, *removed})
     }

@@ -13,7 +13,7 @@ import msgspec
 from capture.archive.chain import Document, decode_known
 from capture.archive.encryption import ENDING
 from capture.archive.index.version import Name, Version
-from capture.archive.sequences import MAXIMUM, Sequences
+from capture.archive.sequences import MAXIMUM, Packed, Sequences
 from capture.errors import ManifestError, StoreError
 from capture.stores.contract import Listing, Store, check_path, is_path
 
@@ -37,11 +37,12 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """One object of the archive, a block or a table file: its path, and exactly what it holds.
 
-    `interval` is the start of its interval (Unix seconds, UTC). `first`, `last` and `sequences` (`Sequences.to_text`)
-    are stream sequences, `count` is the number of rows, `sha256` the SHA-256 of the object's bytes, `format` "parquet"
-    or "ndjson". `node` stored it at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and `max_ns` are the times at
-    which the stream stored the earliest and the latest message (Unix nanoseconds); 0 if not recorded. `plain_bytes` is
-    the size before compression and encryption, and the limit for decompression by readers; 0 if not recorded.
+    `interval` is the start of its interval (Unix seconds, UTC). `first`, `last` and `sequences` (`Sequences.to_bytes`;
+    JSON has these in base64) are stream sequences, `count` is the number of rows, `sha256` the SHA-256 of the object's
+    bytes, `format` "parquet" or "ndjson". `node` stored it at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and
+    `max_ns` are the times at which the stream stored the earliest and the latest message (Unix nanoseconds); 0 if not
+    recorded. `plain_bytes` is the size before compression and encryption, and the limit for decompression by readers;
+    0 if not recorded.
     """
 
     path: str
@@ -54,7 +55,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     sha256: str
     format: str
-    sequences: str
+    sequences: Packed
     node: str = ""
     stored_ns: int = 0
     min_ns: int = 0
@@ -168,7 +169,7 @@ def _check_block(entry: Stored, path: str) -> Stored:
     try:
         if not is_block(check_path(entry.path)):
             raise ManifestError(f"{path} is damaged: {entry.path} is not a block's path")
-        held = Sequences.from_text(entry.sequences)
+        held = Sequences.from_bytes(entry.sequences)
     except (StoreError, ValueError) as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
     if not held or (entry.first, entry.last) != (held.first, held.last):

@@ -138,5 +138,5 @@ async def find_held(indexes: Indexes, picture: Picture, stream: str) -> Sequence
     found = []
     for index, document in ((indexes.blocks, picture.manifest), (indexes.files, picture.table)):
         found.append(await held_of(index, document.index, stream))
-        found += [Sequences.from_text(one.sequences) for one in document.listed if one.stream == stream]
+        found += [Sequences.from_bytes(one.sequences) for one in document.listed if one.stream == stream]
     return Sequences.union_of(found)

@@ -12,7 +12,7 @@ from capture.errors import AlreadyStoredError
 from capture.stores.contract import Store
 
 README = "README.md"
-VERSION = 7
+VERSION = 8
 """The version of the description, in its first line. A later one replaces it."""
 
 TITLE_BYTES = 200

@@ -117,7 +117,7 @@ def record_removed(removed: Iterable[Removed], objects: Iterable[Stored], at: fl
         added[one.stream].append(one)
     for stream, gone in added.items():
         before = record.get(stream) or Removed(stream=stream, sequences="", objects=0, bytes=0, at=at)
-        sets = [Sequences.from_text(text) for text in (before.sequences, *(one.sequences for one in gone))]
+        sets = [Sequences.from_text(before.sequences), *(Sequences.from_bytes(one.sequences) for one in gone)]
         record[stream] = Removed(
             stream=stream,
             sequences=Sequences.union_of(sets).to_text(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -11,6 +10,9 @@ from itertools import islice
 from pyroaring import BitMap64
 
 from capture.errors import CaptureError
+
+Packed = bytes
+"""A set as `Sequences.to_bytes` returns it."""
 
 MAXIMUM = 2**63 - 1
 """The highest sequence that a set may hold: Parquet stores sequences as signed 64-bit integers."""
@@ -23,7 +25,7 @@ WIDEST = 10**11
 class Sequences:
     """An exact set of stream sequences of any size: an immutable 64-bit roaring bitmap.
 
-    Equal sets have equal texts, so a text may be compared, hashed and stored in a manifest.
+    Equal sets have equal bytes and texts: these may be compared, hashed and stored.
     """
 
     __slots__ = ("_bits",)
@@ -50,21 +52,33 @@ class Sequences:
         return cls(bits)
 
     @classmethod
-    def from_text(cls, text: str) -> Sequences:
-        """Return the set that `to_text` wrote; "" is the empty set. ValueError for any other text."""
-        if not text:
+    def from_bytes(cls, data: bytes) -> Sequences:
+        """Return the set that `to_bytes` wrote; b"" is the empty set. ValueError for any other bytes."""
+        if not data:
             return cls()
         try:
-            return cls(BitMap64.deserialize(base64.b64decode(text, validate=True)))
-        except (ValueError, IndexError, binascii.Error) as error:
+            return cls(BitMap64.deserialize(data))
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"not a set of sequences: {data[:30]!r} ({error})") from error
+
+    def to_bytes(self) -> bytes:
+        """Return the set as a serialised bitmap; the empty set as b""."""
+        if not self._bits:
+            return b""
+        self._bits.run_optimize()  # changes how the bits are stored, not which
+        return bytes(self._bits.serialize())
+
+    @classmethod
+    def from_text(cls, text: str) -> Sequences:
+        """Return the set that `to_text` wrote; "" is the empty set. ValueError for any other text."""
+        try:
+            return cls.from_bytes(base64.b64decode(text, validate=True))
+        except ValueError as error:
             raise ValueError(f"not a set of sequences: {text[:40]!r} ({error})") from error
 
     def to_text(self) -> str:
-        """Return the set as base64 of a serialised bitmap; the empty set as ""."""
-        if not self._bits:
-            return ""
-        self._bits.run_optimize()  # changes how the bits are stored, not which
-        return base64.b64encode(self._bits.serialize()).decode("ascii")
+        """Return `to_bytes` in base64."""
+        return base64.b64encode(self.to_bytes()).decode("ascii")
 
     @classmethod
     def union_of(cls, sets: Iterable[Sequences]) -> Sequences:
@@ -133,7 +147,7 @@ class Sequences:
         return bool(self._bits == other._bits) if isinstance(other, Sequences) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.to_text())
+        return hash(self.to_bytes())
 
     def __repr__(self) -> str:
         return f"Sequences({self.describe()})"
@@ -208,15 +222,18 @@ class GrowingSet:
     """A union to which sets are added one by one, without a copy for every set."""
 
     def __init__(self) -> None:
-        self._all, self._repeated = BitMap64(), BitMap64()
+        self._all = BitMap64()
 
     def __repr__(self) -> str:
-        return f"GrowingSet({len(self._all):,} sequences, {len(self._repeated):,} of them repeated)"
+        return f"GrowingSet({len(self._all):,} sequences)"
 
     def add(self, one: Sequences) -> None:
-        """Add all sequences of a set."""
-        self._repeated |= self._all & one._bits
+        """Add all sequences of a set. The work grows with the union: join many small sets first."""
         self._all |= one._bits
+
+    def find(self, one: Sequences) -> Sequences:
+        """Return those of these sequences that were added."""
+        return Sequences(self._all & one._bits)
 
     def compact(self) -> None:
         """Store long runs as runs, in less memory."""
@@ -226,8 +243,3 @@ class GrowingSet:
     def all(self) -> Sequences:
         """The sequences that were added so far: a copy."""
         return Sequences(BitMap64(self._all))
-
-    @property
-    def repeated(self) -> Sequences:
-        """The sequences that were added at least twice: a copy."""
-        return Sequences(BitMap64(self._repeated))

@@ -234,7 +234,7 @@ class Committer:
             bytes=len(data),
             sha256=digest,
             format=format,
-            sequences=Sequences.from_iterable(block.records.sequences).to_text(),
+            sequences=Sequences.from_iterable(block.records.sequences).to_bytes(),
             node=self.options.node,
             stored_ns=int(self._clock() * 1e9),
             min_ns=min(block.records.times_ns),

@@ -142,7 +142,7 @@ def _differences(group: FileGroup, part: Part, output: Stored | None, expected: 
     wanted = (part.output, group.stream, group.key, group.interval, expected.first, expected.last, len(expected))
     found = (output.path, output.stream, output.key, output.interval, output.first, output.last, output.count)
     wrong = [] if found == wanted else [f"the output is described as {found}, not {wanted}"]
-    held = Sequences.from_text(output.sequences)
+    held = Sequences.from_bytes(output.sequences)
     if held != expected:
         missing, extra = expected - held, held - expected
         wrong.append(f"sequences missing: {missing.describe()}; too many: {extra.describe()}")
@@ -173,7 +173,7 @@ def _check_disjoint(outputs: Iterable[Stored], gone: Iterable[Stored], held: Map
     replaced = find_held_by_stream(gone)
     seen = {stream: of_files - replaced.get(stream, Sequences()) for stream, of_files in held.items()}
     for one in outputs:
-        mine, others = Sequences.from_text(one.sequences), seen.get(one.stream, Sequences())
+        mine, others = Sequences.from_bytes(one.sequences), seen.get(one.stream, Sequences())
         if not mine.isdisjoint(others):
             twice = (mine & others).describe()
             raise CompactionError(f"the table would hold sequences {twice} of {one.stream} twice, with {one.path}")

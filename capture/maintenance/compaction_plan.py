@@ -178,7 +178,7 @@ def _bounds(wanted: Sequences, size: int, split_bytes: int) -> list[int]:
 
 def find_held(objects: Iterable[Stored]) -> Sequences:
     """Return the sequences that these objects hold."""
-    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+    return Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects)
 
 
 def find_held_by_stream(objects: Iterable[Stored]) -> dict[str, Sequences]:

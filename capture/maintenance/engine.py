@@ -56,7 +56,7 @@ class FileGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def wanted(self) -> Sequences:
         """The sequences that the outputs must hold, except for messages that are left out by message id."""
-        return Sequences.union_of(Sequences.from_text(one.sequences) for one in self.inputs) - self.excluded
+        return Sequences.union_of(Sequences.from_bytes(one.sequences) for one in self.inputs) - self.excluded
 
     @property
     def excluded(self) -> Sequences:

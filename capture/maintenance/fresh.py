@@ -204,8 +204,8 @@ async def _mask(commits: TableCommits, table: Table, stream: str, blocks: Sequen
     held = Sequences.union_of([await held_of(commits.index, one, stream) for one in table.list_versions()])
     found: list[Stored] = []
     for one in blocks:
-        mine = Sequences.from_text(one.sequences)
+        mine = Sequences.from_bytes(one.sequences)
         if new := mine - held:
             held |= new
-            found.append(one if new == mine else msgspec.structs.replace(one, sequences=new.to_text()))
+            found.append(one if new == mine else msgspec.structs.replace(one, sequences=new.to_bytes()))
     return found

@@ -180,7 +180,7 @@ def _find_superseded(
     return {
         one.path
         for one in entries
-        if one.stream in known and not Sequences.from_text(one.sequences) - known[one.stream]
+        if one.stream in known and not Sequences.from_bytes(one.sequences) - known[one.stream]
     }
 
 

@@ -148,7 +148,7 @@ class TableCommits:
             where = Where(stream=stream, sequences=(twice.first, twice.last))
             async for part in self.index.scan(self.table.shown, where):
                 wholes = [await self.index.whole(one) for one in part if one.path not in leave]
-                found += [one for one in wholes if not Sequences.from_text(one.sequences).isdisjoint(twice)]
+                found += [one for one in wholes if not Sequences.from_bytes(one.sequences).isdisjoint(twice)]
         return found
 
     async def read_manifest(self, manifest_head: HeadReader) -> Manifest:
@@ -215,4 +215,4 @@ async def _read_swept(store: Store, manifest_head: HeadReader) -> Manifest:
 
 
 def _sequences(objects: Sequence[Stored], stream: str) -> Sequences:
-    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects if one.stream == stream)
+    return Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects if one.stream == stream)

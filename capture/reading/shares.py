@@ -156,7 +156,7 @@ def plan_shares(objects: Iterable[Stored]) -> list[Share]:
 def parse_sequences(stored: Stored) -> Sequences:
     """Return the sequences in the record of an object. FormatError if it names none."""
     try:
-        if found := Sequences.from_text(stored.sequences):
+        if found := Sequences.from_bytes(stored.sequences):
             return found
     except ValueError:
         pass

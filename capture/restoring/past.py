@@ -150,7 +150,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
         record=then.streams.get(config.stream) if then else None,
         recorded=then.created if then else 0.0,
         objects=objects,
-        held=Sequences.union_of(Sequences.from_text(one.sequences) for one in objects),
+        held=Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects),
         removed=picture.removed.get(config.stream, Sequences()),
     )
 

@@ -98,7 +98,7 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
     """Plan the restore of the chosen messages, with the configuration and consumers of the stream."""
     spoilt = set(unfit(past.objects))
     objects = [one for one in past.objects if one.path not in spoilt]
-    there = wanted & Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+    there = wanted & Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects)
     first, last = _ends(past, options.window, there)
     exact = target.version >= EXACT
     config, cut = _target_config(past, options, exact)
@@ -301,7 +301,9 @@ def _report_too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Se
     if not (age := config.get("max_age")):
         return
     before = now * 1e9 - age
-    gone = Sequences.union_of(Sequences.from_text(one.sequences) for one in objects if 0 < one.max_ns < before) & wanted
+    gone = (
+        Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects if 0 < one.max_ns < before) & wanted
+    )
     if gone:
         yield (
             f"{len(gone):,} messages or more are older than the stream's max_age of {age / 1e9:g} s: the server"

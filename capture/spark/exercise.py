@@ -57,7 +57,7 @@ def _describe(file: Path) -> Stored:
         first=1,
         last=8,
         count=8,
-        sequences=Sequences.from_range(1, 8).to_text(),
+        sequences=Sequences.from_range(1, 8).to_bytes(),
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         format=PARQUET.name,

@@ -84,7 +84,7 @@ def read_objects(
 
     An object that is damaged, missing, or encrypted with a key that is not in `key_file` fails the query.
     """
-    named = [(msgspec.json.encode(msgspec.structs.replace(one, sequences="")).decode(),) for one in objects]
+    named = [(msgspec.json.encode(msgspec.structs.replace(one, sequences=b"")).decode(),) for one in objects]
     rows = spark.createDataFrame(named, "stored STRING")
     return map_in_arrow(rows, partial(_rows, store_url, columns, key_file), schema)
 

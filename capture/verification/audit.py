@@ -26,7 +26,7 @@ from capture.archive.table import Table
 from capture.archive.trust import check_vouched, describe_missing_manifest
 from capture.errors import ManifestError, NotStoredError, SignatureError
 from capture.stores.contract import Store
-from capture.verification.index_audit import check_index
+from capture.verification.index_audit import check_indexes, check_shown
 from natty.wire.background import map_concurrently
 
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
@@ -82,8 +82,8 @@ async def audit(
     Without `heads`, or if NATS has none, the newest documents in the store are taken for the committed ones.
     With `keys`, one of these must have signed them, for the archive of this name.
     `noted` heads were recorded outside the archive by `capture head`: no chain may end before them. `deep` reads every
-    document, every page of the newest indexes and the whole history; otherwise only the newest documents are read, and
-    the others only have to exist.
+    document, every page of the newest indexes and the whole history; otherwise only the newest documents and the index
+    of the shown blocks are read, and the others only have to exist.
     """
     auditor = _Auditor(store, heads or {}, keys, list(noted), deep, archive)
     for kind in CHAINS:
@@ -136,8 +136,8 @@ class _Auditor:
                 await self._check_unnamed(kind, path, chain.values(), must_be_signed=number > head.number)
         if isinstance(newest, Recording):
             await self._check_recording(head.path, newest)
-        if isinstance(newest, Indexed) and self.deep:
-            await self._check_index(head.path, newest)
+        if isinstance(newest, Indexed):
+            await self._check_indexes(head.path, newest)
         if isinstance(newest, Table):
             for stream, exposed in newest.iceberg.items():
                 await self._check_exposed(head.path, stream, exposed)
@@ -287,15 +287,17 @@ class _Auditor:
 
     # Other objects.
 
-    async def _check_index(self, path: str, document: Indexed) -> None:
-        """Check the index of the newest document. If its pages are deleted meanwhile, it is not the newest any more."""
+    async def _check_indexes(self, path: str, document: Indexed) -> None:
+        """Check the indexes of the newest document. If pages are deleted meanwhile, it is not the newest any more."""
         problem = ""
         for _ in range(ATTEMPTS):
             try:
-                await check_index(self.store, path, document)
+                await check_indexes(self.store, path, document, deep=self.deep)
+                if isinstance(document, Table) and document.shown.root:
+                    await self._check_shown(path, document)
                 return
             except ManifestError as error:
-                problem = str(error)
+                problem = str(error) if path in str(error) else f"{error} (an index of {path})"
             newest = await self._head(type(document))
             if newest is None or newest.path == path:
                 break
@@ -303,7 +305,17 @@ class _Auditor:
             if found is None:
                 return
             path, document = newest.path, found
-        self.problems.append(problem)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    async def _check_shown(self, path: str, table: Table) -> None:
+        """Compare the blocks that a table shows with the newest manifest, unless that one has a problem."""
+        head = await self._head(Manifest)
+        try:
+            manifest = await read(self.store, head, Manifest)
+        except ManifestError:  # reported when its own chain is checked
+            return
+        await check_shown(self.store, path, table, manifest)
 
     async def _check_recording(self, path: str, recording: Recording) -> None:
         """Check the other objects that the newest recording describes."""

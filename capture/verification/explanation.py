@@ -63,7 +63,7 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
     indexes = Indexes(store)
     waiting = await find_unadopted(indexes, picture, entries)
     held = await find_held(indexes, picture, config.stream)
-    stored = missing & Sequences.union_of([held, *(Sequences.from_text(one.sequences) for one in waiting)])
+    stored = missing & Sequences.union_of([held, *(Sequences.from_bytes(one.sequences) for one in waiting)])
     return Explained(_select_awaited(found, missing) - stored, stored, leader=True)
 
 

@@ -52,7 +52,7 @@ SOUND = Finding(State.SOUND)
 def recorded_sequences(record: Stored) -> Sequences:
     """Return the sequences that a record says its object holds; none if they can't be read."""
     try:
-        return Sequences.from_text(record.sequences)
+        return Sequences.from_bytes(record.sequences)
     except ValueError:
         return Sequences()
 

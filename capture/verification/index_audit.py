@@ -1,46 +1,112 @@
-"""Checks the index of a document: each page against its parent, and the totals beside the root against the leaves."""
+"""Checks the indexes of a document: each page against its parent, and the totals beside a root against the leaves."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from capture.archive.index.page import Entry
+from capture.archive.index.page import Entry, place_of
 from capture.archive.index.tree import Index
 from capture.archive.index.update import held_of
-from capture.archive.index.version import Total
-from capture.archive.manifest import Indexed
+from capture.archive.index.version import Place, Total, Version
+from capture.archive.manifest import Indexed, Manifest, Stored
 from capture.archive.sequences import GrowingSet, Sequences
+from capture.archive.table import Table
 from capture.errors import ManifestError
 from capture.stores.contract import Store
+
+MOST_WAITING, MOST_WAITING_BYTES = 4096, 16 << 20
+"""Sets of objects, and their bytes, that are joined at a time before they are added to the whole sets."""
+
+
+async def check_indexes(store: Store, path: str, document: Indexed, *, deep: bool = True) -> None:
+    """Read every page of the indexes of the document at `path`. Memory grows with the sets of sequences, not the pages.
+
+    Without `deep`, the index of its own objects is left out. ManifestError, which names a page, if it is missing, was
+    changed, is damaged or of a newer format, or is not what its parent says; and if the totals in the document are not
+    those of the entries. StoreError.
+    """
+    index = Index(store, document.PAGES)
+    for version in document.list_versions():
+        if deep or version is not document.index:
+            await _check_version(index, path, document, version)
+
+
+async def check_shown(store: Store, path: str, table: Table, manifest: Manifest) -> None:
+    """Compare the shown blocks of the table at `path` with its files, and with a manifest that was read after it.
+
+    Each is a block of the manifest, and is not consumed; files and shown blocks hold each sequence once. A later
+    manifest than that of the last comparison may be without a block: the sweep has removed it. ManifestError, which
+    names the block or the sequences; StoreError.
+    """
+    index, blocks = Index(store, table.PAGES), Index(store, manifest.PAGES)
+    for stream, total in table.shown.streams.items():
+        shown = await held_of(index, table.shown, stream)
+        for many, what in (
+            (Sequences.from_text(total.twice), "in two shown blocks"),
+            (shown & await held_of(index, table.index, stream), "in a shown block and in a file"),
+        ):
+            if many:
+                raise ManifestError(f"{path} is wrong: the sequences {many.describe()} of {stream} are {what}")
+    async for part in index.scan(table.shown):
+        known = await _find(blocks, manifest, [place_of(one) for one in part])
+        for one in part:
+            block = known.get(place_of(one))
+            if one.path in table.consumed_paths:
+                raise ManifestError(f"{path} is wrong: it shows {one.path}, and its files replace this block")
+            if block is None and manifest.number <= table.shown_of:
+                raise ManifestError(f"{path} is wrong: it shows {one.path}, which is not a block of the manifest")
+            if block is not None and await index.whole(one) != block:
+                raise ManifestError(f"{path} is wrong: it does not show {one.path} as the manifest describes it")
+
+
+async def _find(index: Index, manifest: Manifest, places: Sequence[Place]) -> dict[Place, Stored]:
+    """Return the manifest's blocks at these places, as far as there are any."""
+    if manifest.listed:
+        return {place_of(one): one for one in manifest.listed}
+    found = await index.find(manifest.index, places)
+    return {place: await index.whole(one) for place, one in found.items()}
+
+
+# --- totals ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Sums:
-    """What the entries of a stream add up to, so far."""
+    """What the entries of a stream add up to, so far; `waiting` are sets that are not joined yet."""
 
     objects: int = 0
     messages: int = 0
     bytes: int = 0
-    sequences: GrowingSet = field(default_factory=GrowingSet)
     formats: Counter[str] = field(default_factory=Counter)
+    waiting: list[Sequences] = field(default_factory=list)
+    sequences: GrowingSet = field(default_factory=GrowingSet)
+    twice: GrowingSet = field(default_factory=GrowingSet)
+
+    def add(self, one: Entry, held: Sequences) -> None:
+        self.objects += 1
+        self.messages += one.count
+        self.bytes += one.bytes
+        self.formats[one.format] += 1
+        self.waiting.append(held)
+
+    def join(self) -> None:
+        together = Sequences.union_of(self.waiting)
+        if sum(map(len, self.waiting)) > len(together):
+            self.twice.add(Sequences.find_repeated(self.waiting))
+        self.twice.add(self.sequences.find(together))
+        self.sequences.add(together)
+        self.sequences.compact()
+        self.waiting.clear()
 
 
-async def check_index(store: Store, path: str, document: Indexed) -> None:
-    """Read every page of the index of the document at `path`. Memory grows with the sets of sequences, not the pages.
-
-    ManifestError, which names a page, if it is missing, was changed, is damaged or of a newer format, or is not what
-    its parent says; and if the totals in the document are not those of the entries. StoreError.
-    """
-    index, sums = Index(store, document.PAGES), defaultdict[str, _Sums](_Sums)
-    await index.verify(document.index)
-    async for part in index.scan(document.index):
-        for one in part:
-            await _add(index, sums[one.stream], one)
-    for stream in sorted({*sums, *document.index.streams}):
-        total, found = document.index.streams.get(stream, Total()), sums[stream]
-        held, everything = await held_of(index, document.index, stream), found.sequences.all
+async def _check_version(index: Index, path: str, document: Indexed, version: Version) -> None:
+    streams = await _add_up(index, version)
+    name = next(name for name in document.__struct_fields__ if getattr(document, name) is version)
+    for stream in sorted({*streams, *version.streams}):
+        total, found = version.streams.get(stream, Total()), streams[stream]
+        held, everything = await held_of(index, version, stream), found.sequences.all
         for said, counted, what in (
             (total.objects, found.objects, "objects"),
             (total.messages, found.messages, "messages"),
@@ -48,30 +114,59 @@ async def check_index(store: Store, path: str, document: Indexed) -> None:
             (total.formats, dict(found.formats), "by formats"),
             (total.held.count, len(everything), "sequences"),
             (held, everything, "sequences"),
-            (_read_set(total.twice, path), found.sequences.repeated, "sequences that are stored twice"),
+            (_read_twice(total, path), found.twice.all, "sequences that are stored twice"),
         ):
             if said != counted:
-                say = f"it says {_describe(said)} {what} of {stream}, and its index has {_describe(counted)}"
+                say = f"it says {_describe(said)} {what} of {stream}, and its {name} has {_describe(counted)}"
                 raise ManifestError(f"{path} is wrong: {say}")
+
+
+async def _add_up(index: Index, version: Version) -> dict[str, _Sums]:
+    """Read all pages of a version, and return what its entries add up to, by stream."""
+    streams = defaultdict[str, _Sums](_Sums)
+    waiting = waiting_bytes = 0
+
+    def join() -> None:
+        for one in streams.values():
+            one.join()
+
+    async def look(page: str, entries: Sequence[Entry]) -> None:
+        nonlocal waiting, waiting_bytes
+        for one in entries:
+            streams[one.stream].add(one, await _read_set(index, page, one))
+            waiting, waiting_bytes = waiting + 1, waiting_bytes + len(one.sequences)
+        if waiting >= MOST_WAITING or waiting_bytes >= MOST_WAITING_BYTES:
+            waiting = waiting_bytes = 0
+            join()
+
+    await index.verify(version, look)
+    join()
+    return streams
+
+
+async def _read_set(index: Index, page: str, one: Entry) -> Sequences:
+    """Return the set of an entry. ManifestError if it is unreadable, or is not what the entry says of it."""
+    try:
+        held = await index.set_page(one.apart) if one.apart else Sequences.from_bytes(one.sequences)
+    except ValueError as error:
+        raise ManifestError(f"{page} is damaged: the record of {one.path}: {error}") from error
+    if not held or (held.first, held.last) != (one.first, one.last) or len(held) > one.count:
+        says = f"{one.count:,} rows from {one.first:,} to {one.last:,}"
+        raise ManifestError(
+            f"{page} is damaged: the record of {one.path} says {says}, and has {len(held):,} sequences:"
+            f" {held.describe()}"
+        )
+    return held
+
+
+def _read_twice(total: Total, path: str) -> Sequences:
+    try:
+        return Sequences.from_text(total.twice)
+    except ValueError as error:
+        raise ManifestError(f"{path} is damaged: {error}") from error
 
 
 def _describe(one: int | Sequences | Mapping[str, int]) -> str:
     if isinstance(one, Mapping):
         return ", ".join(f"{count:,} {name}" for name, count in sorted(one.items())) or "none"
     return f"{one:,}" if isinstance(one, int) else one.describe()
-
-
-async def _add(index: Index, sums: _Sums, one: Entry) -> None:
-    sums.objects += 1
-    sums.messages += one.count
-    sums.bytes += one.bytes
-    sums.formats[one.format] += 1
-    found = await index.set_page(one.apart) if one.apart else _read_set(one.sequences, f"the record of {one.path}")
-    sums.sequences.add(found)
-
-
-def _read_set(text: str, owner: str) -> Sequences:
-    try:
-        return Sequences.from_text(text)
-    except ValueError as error:
-        raise ManifestError(f"{owner} is damaged: {error}") from error

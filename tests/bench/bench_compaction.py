@@ -213,7 +213,7 @@ def store(root: Path, sequences: Sequence[int], name: str, compression: str, key
     return Stored(
         path=path, stream="FLIGHTS", key=key, interval=0, first=sequences[0], last=sequences[-1], count=count,
         bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), format=wanted.format,
-        sequences=Sequences.from_iterable(sequences).to_text(),
+        sequences=Sequences.from_iterable(sequences).to_bytes(),
     )  # fmt: skip
 
 
@@ -261,7 +261,7 @@ async def on_spark(
 
 def check(outputs: list[Path], inputs: list[Stored]) -> None:
     """Each sequence is there once, in order; the files go."""
-    held = Sequences.union_of(Sequences.from_text(one.sequences) for one in inputs)
+    held = Sequences.union_of(Sequences.from_bytes(one.sequences) for one in inputs)
     found = []
     for output in outputs:
         found += pq.read_table(output, columns=["sequence"], partitioning=None)["sequence"].to_pylist()

@@ -212,7 +212,7 @@ def _stored(number: int, size: int = 100_000) -> Stored:
         bytes=size,
         sha256="0" * 64,
         format="parquet",
-        sequences="",
+        sequences=b"",
     )
 
 

@@ -68,7 +68,7 @@ def record(number: int, key: int, keys: int, interval: int) -> Stored:
     )
     return Stored(
         path=path, stream="S", key=name, interval=interval, first=first, last=held.last, count=MESSAGES,
-        bytes=300_000, sha256=digest, format="parquet", sequences=held.to_text(), node="node-1",
+        bytes=300_000, sha256=digest, format="parquet", sequences=held.to_bytes(), node="node-1",
         stored_ns=(interval + 3600) * 10**9, min_ns=interval * 10**9, max_ns=(interval + 3599) * 10**9,
         plain_bytes=400_000,
     )  # fmt: skip
@@ -186,7 +186,7 @@ class Archive:
         count = 0
         async for part in self.index.scan(self.table.index):
             for one in part:
-                count += len(Sequences.from_text((await self.index.whole(one)).sequences))
+                count += len(Sequences.from_bytes((await self.index.whole(one)).sequences))
         assert count == self.table.index.messages
 
     async def plan_restore(self) -> None:

@@ -72,7 +72,7 @@ async def judge(natty, config, load, removed):
     findings.complain("INVENTED: in the archive and not in the stream", counts.keys() - copy.keys() - removed.keys())
     findings.known = Sequences.from_iterable([*copy, *removed])
     findings.removed = len(removed.keys() - copy.keys())
-    tabled = Counter(row for stored in picture.files for row in Sequences.from_text(stored.sequences))
+    tabled = Counter(row for stored in picture.files for row in Sequences.from_bytes(stored.sequences))
     findings.complain("twice in the table", (row for row, count in tabled.items() if count > 1))
     retired = {one.path for one in (*picture.manifest.retired, *picture.table.retired)} | picture.table.consumed_paths
     await _look_at_objects(store, {stored.path for stored in blocks} | retired, findings)

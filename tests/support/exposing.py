@@ -49,7 +49,7 @@ async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, n
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         format="parquet",
-        sequences=Sequences.from_iterable(sequences).to_text(),
+        sequences=Sequences.from_iterable(sequences).to_bytes(),
     )
     await store.put(one.path, data)
     return one

@@ -100,7 +100,7 @@ class World:
         assert [one.snapshot_id for one in engine.metadata.snapshots] == [one.id for one in exposed.snapshots]
         assert exposed.list_held().isdisjoint(await self.needed())
         objects = [*table.files, *await self.shown()]
-        said = sorted(row for one in objects for row in Sequences.from_text(one.sequences))
+        said = sorted(row for one in objects for row in Sequences.from_bytes(one.sequences))
         assert len(said) == len(set(said))
         self.rows.setdefault(exposed.snapshots[-1].id, said)
         for one in exposed.snapshots:
@@ -112,7 +112,7 @@ class World:
     async def picture(self):
         """Return the sequences that the archive's own readers see."""
         picture = await read_picture(self.store, self.manifest.read, self.table.read)
-        return sorted({row for one in (*picture.blocks, *picture.files) for row in Sequences.from_text(one.sequences)})
+        return sorted({row for one in (*picture.blocks, *picture.files) for row in Sequences.from_bytes(one.sequences)})
 
     async def needed(self):
         """Return the paths that a reader needs who opens the table now."""

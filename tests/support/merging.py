@@ -57,7 +57,7 @@ async def block(
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         format=wanted.format,
-        sequences=Sequences.from_iterable(sequences).to_text(),
+        sequences=Sequences.from_iterable(sequences).to_bytes(),
         stored_ns=number,
     )
 

@@ -17,6 +17,6 @@ def stored(first, last=None, *, stream="S", key="k", interval=0, size=100, lates
         bytes=size,
         sha256="",
         format="parquet",
-        sequences=Sequences.from_range(first, last).to_text(),
+        sequences=Sequences.from_range(first, last).to_bytes(),
         max_ns=int(latest * 1e9),
     )

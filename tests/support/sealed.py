@@ -40,7 +40,7 @@ def stored_as(data: bytes, kept: SealedBlock, format: str) -> Stored:
         bytes=len(data),
         sha256=sha256(data).hexdigest(),
         format=format,
-        sequences="",
+        sequences=b"",
     )
 
 

@@ -30,7 +30,7 @@ class SetEngine:
 async def read_back(store, outputs):
     """Compare the objects in the store with the reported outputs."""
     for one in outputs:
-        assert json.loads(await store.get(one.path)) == list(Sequences.from_text(one.sequences))
+        assert json.loads(await store.get(one.path)) == list(Sequences.from_bytes(one.sequences))
 
 
 def described(path, sequences, stored_at=0.0, interval=0):
@@ -47,6 +47,6 @@ def described(path, sequences, stored_at=0.0, interval=0):
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         format="parquet",
-        sequences=held.to_text(),
+        sequences=held.to_bytes(),
         stored_ns=int(stored_at * 1e9),
     )

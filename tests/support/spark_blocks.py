@@ -62,7 +62,7 @@ def stored(store, path, rows, write):
         bytes=file.stat().st_size,
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
         format=file.suffix[1:],
-        sequences=Sequences.from_iterable(numbers).to_text(),
+        sequences=Sequences.from_iterable(numbers).to_bytes(),
     )
 
 

@@ -29,7 +29,7 @@ def block(first, last=None, stream="S"):
         bytes=len(content),
         sha256=sha256,
         format="parquet",
-        sequences=Sequences.from_range(first, last).to_text(),
+        sequences=Sequences.from_range(first, last).to_bytes(),
     )
 
 

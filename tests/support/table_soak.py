@@ -150,7 +150,7 @@ class Soak:
         """Check that Iceberg's readers and the archive's own get the same rows, in every existing snapshot."""
         table = await self.committed()
         reader = await read_back(self.store, table.iceberg[STREAM])
-        held = [row for one in table.files for row in Sequences.from_text(one.sequences)]
+        held = [row for one in table.files for row in Sequences.from_bytes(one.sequences)]
         assert sequences_of(reader) == sorted(held)
         assert len(held) == len(set(held))
         for snapshot in reader.snapshots():

@@ -5,12 +5,13 @@ from archived import Archived, store_block
 
 from capture.archive import chain
 from capture.archive.index import tree
-from capture.archive.index.page import decode, page_path
+from capture.archive.index.page import Entry, Page, decode, encode, page_path
 from capture.archive.index.tree import Index, Sizes
 from capture.archive.manifest import Manifest
+from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 
-SMALL = Sizes(leaf=1500, inner=1500, apart=120, inline=0)
+SMALL = Sizes(leaf=1500, inner=1500, apart=80, inline=0)
 KEYS, FAR = 9, 1 << 20
 
 
@@ -64,3 +65,43 @@ async def recommit(archived, kind, index):
 
 
 KINDS = (Manifest, Table)
+
+
+def flip(data, at):
+    changed = bytearray(data)
+    changed[at % len(data)] ^= 1
+    return bytes(changed)
+
+
+async def another(archived, path):
+    """The bytes of another page of the same index."""
+    return await archived.store.get(
+        next(one for one in await archived.paths(f"{path.rpartition('/')[0]}/") if one != path)
+    )
+
+
+async def foreign(archived, path):
+    """The bytes of a page of another archive."""
+    made = Page(level=0, token=1, number=1, entries=[as_entry("other")])
+    return encode(made)[1]
+
+
+def as_entry(stream, **fields):
+    found = Sequences.from_range(1, 3)
+    return Entry(
+        path="blocks/x.parquet", stream=stream, key="", interval=0, first=1, last=3, count=3, bytes=9, sha256="00",
+        format="parquet", sequences=found.to_bytes(), **fields,
+    )  # fmt: skip
+
+
+DAMAGES = {  # what is done to the bytes of a page, and what is said of it
+    "missing": (None, "is missing from memory://"),
+    "empty": (b"", "was changed: its SHA-256 is not its name"),
+    "truncated": (lambda data: data[:-1], "was changed: its SHA-256 is not its name"),
+    "a byte longer": (lambda data: data + b"\0", "was changed: its SHA-256 is not its name"),
+    "a byte flipped at its beginning": (lambda data: flip(data, 0), "was changed: its SHA-256 is not its name"),
+    "a byte flipped inside": (lambda data: flip(data, len(data) // 2), "was changed: its SHA-256 is not its name"),
+    "a byte flipped at its end": (lambda data: flip(data, -1), "was changed: its SHA-256 is not its name"),
+    "another page": (another, "was changed: its SHA-256 is not its name"),
+    "a page of another archive": (foreign, "was changed: its SHA-256 is not its name"),
+}

@@ -117,7 +117,7 @@ class _Making:
         fields = {name: getattr(one, name) for name in Stored.__struct_fields__}
         if len(one.sequences) > self.index.sizes.apart:
             apart = self.keep(SetPage(token=self.token, number=self.number, of=one.path, sequences=one.sequences))
-            fields |= {"sequences": "", "apart": apart}
+            fields |= {"sequences": b"", "apart": apart}
         return Entry(**fields)
 
     async def write_below(

@@ -15,7 +15,7 @@ import msgspec
 
 from capture.archive.index.version import Name, Place, Runs
 from capture.archive.manifest import Stored
-from capture.archive.sequences import MAXIMUM, Sequences
+from capture.archive.sequences import MAXIMUM, Packed, Sequences
 from capture.errors import ManifestError
 from natty.errors import UNREADABLE
 
@@ -91,7 +91,7 @@ class SetPage(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     number: int
     of: str
-    sequences: str
+    sequences: Packed
 
 
 Item = TypeVar("Item", Entry, Ref)
@@ -225,9 +225,9 @@ def _as_ref(one: Entry) -> Ref:
 def _runs_of(one: Entry | Ref) -> Runs:
     if isinstance(one, Ref):
         return one.runs
-    if one.apart or len(one.sequences) > 20 * MOST_RUNS:
+    if one.apart or len(one.sequences) > 16 * MOST_RUNS:
         return []
-    found = Sequences.from_text(one.sequences).first_runs(MOST_RUNS + 1)
+    found = Sequences.from_bytes(one.sequences).first_runs(MOST_RUNS + 1)
     return found if len(found) <= MOST_RUNS else []
 
 

@@ -28,6 +28,9 @@ from natty.wire.background import map_concurrently
 
 _FIELDS = Stored.__struct_fields__
 
+Look = Callable[[str, Sequence[Entry]], Awaitable[None]]
+"""Takes the path and the entries of a leaf."""
+
 T = TypeVar("T")
 Result = TypeVar("Result")
 
@@ -41,8 +44,8 @@ AHEAD = 8
 class Sizes:
     """The target bytes of a leaf and of a page above, before compression, and what stands elsewhere.
 
-    Smaller pages cost less to change, and more requests to read; `tests/bench/bench_index.py` has figures. A set whose
-    text is longer than `apart` has a page of its own. A root that is a leaf stands in the document if it has at most
+    Smaller pages cost less to change, and more requests to read; `tests/bench/bench_index.py` has figures. A set of
+    more than `apart` bytes has a page of its own. A root that is a leaf stands in the document if it has at most
     `inline` bytes as stored: a small archive has no pages.
     """
 
@@ -173,14 +176,14 @@ class Index:
         """Return the record with its sequences, which may be in a page of their own. ManifestError; StoreError."""
         fields = {name: getattr(one, name) for name in _FIELDS}
         if one.apart:
-            fields["sequences"] = (await self.set_page(one.apart)).to_text()
+            fields["sequences"] = (await self.set_page(one.apart)).to_bytes()
         return Stored(**fields)
 
     async def set_page(self, name: bytes) -> Sequences:
         """Return the set of sequences that has a page of its own. ManifestError; StoreError."""
         page = decode_set(await self._bytes(name), self.path(name))
         try:
-            return Sequences.from_text(page.sequences)
+            return Sequences.from_bytes(page.sequences)
         except ValueError as error:
             raise ManifestError(f"{self.path(name)} is damaged: {error}") from error
 
@@ -285,12 +288,15 @@ class Index:
         only_old = [one for place, one in sorted(gone.items()) if came.get(place) != one]
         return only_old, [one for place, one in sorted(came.items()) if gone.get(place) != one]
 
-    async def verify(self, version: Version) -> int:
-        """Return the number of entries of a version. ManifestError unless each page is what its parent says."""
-        self.admit(version)
-        return await self._verify(version.root, None) if version.root else 0
+    async def verify(self, version: Version, look: Look | None = None) -> int:
+        """Return the number of entries of a version. ManifestError unless each page is what its parent says.
 
-    async def _verify(self, name: bytes, told: Ref | None, level: int | None = None) -> int:
+        `look` gets the path and the entries of each leaf, in any order.
+        """
+        self.admit(version)
+        return await self._verify(version.root, None, None, look) if version.root else 0
+
+    async def _verify(self, name: Name, told: Ref | None, level: int | None, look: Look | None) -> int:
         page = await self.page(name, level)
         path, items = self.path(name), page.items
         lows = [one.low if isinstance(one, Ref) else place_of(one) for one in items]
@@ -299,7 +305,9 @@ class Index:
             raise ManifestError(f"{path} is damaged: its entries are out of order")
         if told is not None and told != ref_of(name, page):
             raise ManifestError(f"{path} is not what its parent says about it")
-        counts = await a_few_at_a_time(page.children, lambda one: self._verify(one.page, one, page.level - 1))
+        if look is not None and not page.level:
+            await look(path, page.entries)
+        counts = await a_few_at_a_time(page.children, lambda one: self._verify(one.page, one, page.level - 1, look))
         return sum(counts) if page.level else len(page.entries)
 
 

@@ -44,7 +44,7 @@ async def update(
         was = streams.pop(stream, Total())
 
         def keep(chunk: int, part: Sequences, stream: str = stream) -> Name:
-            page = SetPage(token=token, number=number, of=f"{stream} {chunk}", sequences=part.to_text())
+            page = SetPage(token=token, number=number, of=f"{stream} {chunk}", sequences=part.to_bytes())
             name, data = encode(page)
             pages[name] = data
             return name
@@ -124,4 +124,4 @@ async def _sets_of_others(
 
 async def _set_of(index: Index, one: Stored) -> Sequences:
     whole = await index.whole(one) if isinstance(one, Entry) else one
-    return Sequences.from_text(whole.sequences)
+    return Sequences.from_bytes(whole.sequences)

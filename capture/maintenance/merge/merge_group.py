@@ -84,7 +84,7 @@ def inputs_of(group: FileGroup, first: int, last: int) -> list[Stored]:
     """Return the inputs that hold sequences from the first to the last."""
     if (first, last) == (0, MAXIMUM):
         return group.inputs
-    return [one for one in group.inputs if Sequences.from_text(one.sequences).within(first, last)]
+    return [one for one in group.inputs if Sequences.from_bytes(one.sequences).within(first, last)]
 
 
 class Ids:
@@ -131,7 +131,7 @@ def _within(rows: pa.Table, first: int, last: int) -> pa.Table:
 
 
 def _check(group: FileGroup, part: Part, exclude: Sequences, written: Sequences) -> None:
-    held = Sequences.union_of(Sequences.from_text(one.sequences) for one in group.inputs)
+    held = Sequences.union_of(Sequences.from_bytes(one.sequences) for one in group.inputs)
     wanted = (held - exclude).within(part.first, part.last)
     if written != wanted:
         differing = (wanted - written) | (written - wanted)

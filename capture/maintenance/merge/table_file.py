@@ -157,7 +157,7 @@ class TableFile:
             bytes=0,
             sha256="",
             format=self._part.output.rpartition("/")[2].partition(".")[2],
-            sequences=sequences.to_text(),
+            sequences=sequences.to_bytes(),
             stored_ns=stored_ns,
             min_ns=self._times[0],
             max_ns=self._times[1],
@@ -224,7 +224,7 @@ def check_table_file(file: IO[bytes], stored: Stored) -> list[str]:
         found |= sequences_of(column) if ordered else Sequences.from_iterable(column.to_pylist())
         times += pc.min_max(batch["time_ns"]).as_py().values()
     wrong = [] if ordered else ["its rows are not in ascending order of their sequences, each once"]
-    if found != Sequences.from_text(stored.sequences):
+    if found != Sequences.from_bytes(stored.sequences):
         wrong.append(f"it holds the sequences {found.describe()}")
     said = {"rows": stored.count, "first": stored.first, "last": stored.last, "min_ns": stored.min_ns}
     held = [rows, *((found.first, found.last) if found else (0, 0)), min((one for one in times if one), default=0)]

@@ -167,7 +167,7 @@ def _selection(options: ReadOptions) -> Selection:
 
 
 def _pack(share: Share) -> tuple[bytes, str, str]:
-    record = msgspec.json.encode(msgspec.structs.replace(share.stored, sequences=""))
+    record = msgspec.json.encode(msgspec.structs.replace(share.stored, sequences=b""))
     return record, share.given.to_text(), share.withheld.to_text()
 
 

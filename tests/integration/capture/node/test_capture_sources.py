@@ -230,7 +230,7 @@ async def test_a_killed_node_has_acked_nothing_that_is_not_stored_and_another_ta
     assert await fleet.ended(doomed) == -9
     floor = (await fleet.consumer())["ack_floor"]["stream_seq"]
     entries, _ = await read_entries(open_store(str(fleet.store)))
-    stored = Sequences.union_of(Sequences.from_text(one.sequences) for one in entries)
+    stored = Sequences.union_of(Sequences.from_bytes(one.sequences) for one in entries)
     assert not Sequences.from_range(1, floor) - stored
     node = start(config)
     await fleet.until_all_acked(500)  # far below ack_wait

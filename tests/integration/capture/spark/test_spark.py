@@ -61,7 +61,7 @@ async def test_duplicates_within_and_across_blocks_are_written_once_and_sorted(m
     data = (store / merged.outputs[0].path).read_bytes()
     assert (merged.outputs[0].bytes, merged.outputs[0].sha256) == (len(data), hashlib.sha256(data).hexdigest())
     assert (merged.outputs[0].first, merged.outputs[0].last, merged.outputs[0].count) == (1, 2**53 + 1, 1001)
-    assert Sequences.from_text(merged.outputs[0].sequences) == Sequences.from_iterable(rows)
+    assert Sequences.from_bytes(merged.outputs[0].sequences) == Sequences.from_iterable(rows)
     assert merged.outputs[0].stored_ns > STARTED
 
 

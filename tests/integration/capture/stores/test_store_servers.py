@@ -87,7 +87,7 @@ def stored_block(number):
         bytes=len(content),
         sha256=sha256,
         format="parquet",
-        sequences=Sequences.from_range(number, number).to_text(),
+        sequences=Sequences.from_range(number, number).to_bytes(),
     )
 
 

@@ -21,7 +21,7 @@ def stored(sequences, stream="S"):
         bytes=1,
         sha256="",
         format="parquet",
-        sequences=held.to_text(),
+        sequences=held.to_bytes(),
     )
 
 

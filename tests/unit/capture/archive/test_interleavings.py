@@ -35,7 +35,7 @@ RULES = [
 @contextlib.contextmanager
 def paged(seed):
     """Let every second archive keep its records in pages of a few entries, the others in the documents."""
-    small = Sizes(leaf=900, inner=2000, apart=60, inline=0)
+    small = Sizes(leaf=900, inner=2000, apart=45, inline=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "SIZES", small if seed % 2 else tree.SIZES)
         yield

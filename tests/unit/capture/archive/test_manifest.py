@@ -36,7 +36,7 @@ def stored(path="blocks/x/one.parquet", **changes):
         "bytes": 100,
         "sha256": "ab" * 32,
         "format": "parquet",
-        "sequences": Sequences.from_range(1, 9).to_text(),
+        "sequences": Sequences.from_range(1, 9).to_bytes(),
     }
     return Stored(**(facts | changes))
 

@@ -40,7 +40,7 @@ def hostile(payloads, **how):
     record = Stored(
         path="blocks/hostile.parquet", stream=STREAM, key="eu", interval=1_795_230_000, first=1, last=count,
         count=count, bytes=len(data), sha256=sha256(data).hexdigest(), format="parquet",
-        sequences=Sequences.from_range(1, count).to_text(),
+        sequences=Sequences.from_range(1, count).to_bytes(),
     )  # fmt: skip
     return data, record
 

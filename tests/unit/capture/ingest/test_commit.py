@@ -116,7 +116,7 @@ async def test_the_entry_says_exactly_what_the_block_holds() -> None:
     assert msgspec.json.decode(await setting.store.get(entry_path(stored.path)), type=Stored) == stored
     assert parquet.ParquetWriter().read(data)["sequence"].to_pylist() == [3, 5, 9]
     assert (stored.bytes, stored.sha256) == (len(data), sha256(data).hexdigest())
-    assert list(Sequences.from_text(stored.sequences)) == [3, 5, 9]
+    assert list(Sequences.from_bytes(stored.sequences)) == [3, 5, 9]
     assert (stored.stream, stored.key, stored.interval) == ("FLIGHTS", "EWR", 1_792_540_800)
     assert (stored.first, stored.last, stored.count, stored.format) == (3, 9, 3, "parquet")
     assert (stored.node, stored.stored_ns) == ("node-1", 5 * 10**9)

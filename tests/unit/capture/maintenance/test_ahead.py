@@ -30,7 +30,7 @@ class Slow:
 
 def objects(*sizes):
     facts = {"stream": "S", "key": "", "interval": 0, "first": 1, "last": 1, "count": 1, "format": "raw"}
-    return [Stored(path=str(n), bytes=size, sha256="", sequences="", **facts) for n, size in enumerate(sizes)]
+    return [Stored(path=str(n), bytes=size, sha256="", sequences=b"", **facts) for n, size in enumerate(sizes)]
 
 
 async def settled():

@@ -40,7 +40,7 @@ def block(sequences, *, key="k", interval=0, stream="S", size=100, age=0.0, rows
         bytes=size,
         sha256=sha256,
         format="parquet",
-        sequences=held.to_text(),
+        sequences=held.to_bytes(),
         stored_ns=int((NOW - age) * 1e9),
     )
 
@@ -54,7 +54,7 @@ def planned(picture, policy=ALL, now=NOW):
 
 
 def held(objects):
-    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+    return Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects)
 
 
 def merged(group):
@@ -74,7 +74,7 @@ def merged(group):
         bytes=10 * len(kept),
         sha256="0" * 64,
         format="parquet",
-        sequences=kept.to_text(),
+        sequences=kept.to_bytes(),
     )
     return Merged(outputs=[output], rows_in=rows, duplicates=rows - len(kept))
 
@@ -233,8 +233,8 @@ def changed(result, **changes):
         (lambda it: changed(it, path="table/elsewhere"), "a file table/elsewhere was written without a request"),
         (lambda it: changed(it, key="else"), "the output is described as"),
         (lambda it: changed(it, count=2), "the output is described as"),
-        (lambda it: changed(it, sequences=Sequences.from_iterable([1, 3]).to_text()), "missing: 2; too many: none"),
-        (lambda it: changed(it, sequences=Sequences.from_range(1, 4).to_text()), "missing: none; too many: 4"),
+        (lambda it: changed(it, sequences=Sequences.from_iterable([1, 3]).to_bytes()), "missing: 2; too many: none"),
+        (lambda it: changed(it, sequences=Sequences.from_range(1, 4).to_bytes()), "missing: none; too many: 4"),
         (lambda it: msgspec.structs.replace(it, rows_in=3), "3 rows were read, the inputs have 4"),
         (lambda it: msgspec.structs.replace(it, duplicates=0), "4 rows less 0 duplicates are not 3 sequences"),
         (lambda it: msgspec.structs.replace(it, outputs=[]), "nothing was written for sequences 1–3"),

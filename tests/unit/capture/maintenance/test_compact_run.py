@@ -45,7 +45,7 @@ async def store_block(store, sequences, *, key="k", extra=None):
         bytes=len(data),
         sha256=sha256,
         format="parquet",
-        sequences=Sequences.from_iterable(sequences).to_text(),
+        sequences=Sequences.from_iterable(sequences).to_bytes(),
         stored_ns=int(NOW * 1e9),
     )
     await store.put(record.path, data)
@@ -270,7 +270,7 @@ async def test_an_output_that_holds_something_else_stops_the_run_and_nothing_is_
         return [msgspec.structs.replace(results[0], outputs=[msgspec.structs.replace(output, **facts)])]
 
     async def misreport(results):
-        wrong = msgspec.structs.replace(results[0].outputs[0], sequences=Sequences.from_range(2, 3).to_text())
+        wrong = msgspec.structs.replace(results[0].outputs[0], sequences=Sequences.from_range(2, 3).to_bytes())
         return [msgspec.structs.replace(results[0], outputs=[wrong])]
 
     for meanwhile, text in (

@@ -18,7 +18,7 @@ from capture.archive.sequences import Sequences
 from capture.maintenance.expiring import find_expiring
 from capture.stores.memory import MemoryStore
 
-SMALL = Sizes(leaf=2000, inner=2000, apart=60, inline=0)
+SMALL = Sizes(leaf=2000, inner=2000, apart=45, inline=0)
 HOUR = 3600
 NOW = 40.0 * HOUR
 
@@ -42,7 +42,7 @@ def stored(number: int, partition: tuple[str, str, int], size: int, timed: bool)
     times = {"min_ns": hour * HOUR * 10**9, "max_ns": (hour * HOUR + 1800) * 10**9} if timed else {}
     return Stored(
         path=f"blocks/{stream}/{key}/{number}", stream=stream, key=key, interval=hour * HOUR, first=held.first,
-        last=held.last, count=len(held), bytes=size, sha256="", format="ndjson", sequences=held.to_text(), **times,
+        last=held.last, count=len(held), bytes=size, sha256="", format="ndjson", sequences=held.to_bytes(), **times,
     )  # fmt: skip
 
 

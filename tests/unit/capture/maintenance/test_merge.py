@@ -216,7 +216,7 @@ async def test_a_group_with_a_bad_input_fails_and_the_others_do_not(store):
 async def test_an_input_that_has_other_rows_than_its_record_says_fails_its_group(store, format):
     one = await block(store, [1, 2, 2], format=format)
     wanted = [group([msgspec.structs.replace(one, count=2)])]
-    wanted += [group([msgspec.structs.replace(one, sequences=Sequences.from_iterable([1, 3]).to_text())])]
+    wanted += [group([msgspec.structs.replace(one, sequences=Sequences.from_iterable([1, 3]).to_bytes())])]
     counted, described = await ArrowEngine().merge(store.url, wanted)
     assert "has 3 rows, its record says 2" in counted.failed
     assert "sequences 2–3 differ between the inputs' entries and what was read" in described.failed

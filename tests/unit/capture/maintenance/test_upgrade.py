@@ -54,7 +54,7 @@ async def held(archived):
     picture = await read_picture(archived.store, archived.readers[Manifest], archived.readers[Table])
     assert unreadable == []
     sets = [
-        Sequences.from_text(one.sequences)
+        Sequences.from_bytes(one.sequences)
         for one in (*picture.blocks, *picture.files, *picture.list_unadopted(entries))
     ]
     return list(Sequences.union_of(sets)), list(Sequences.find_repeated(sets))

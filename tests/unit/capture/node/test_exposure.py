@@ -17,7 +17,7 @@ FILE = Stored(
     bytes=1,
     sha256="",
     format="parquet",
-    sequences="1",
+    sequences=b"1",
 )
 
 

@@ -114,7 +114,7 @@ def test_a_plan_gives_each_selected_sequence_from_one_object_that_holds_it(sets,
     given_ = [one for share in plan for one in share.given]
     assert sorted(given_) == [one for one in sorted(set().union(*sets)) if first <= one <= last]
     for share in plan:
-        assert share.given | share.withheld == Sequences.from_text(share.stored.sequences)
+        assert share.given | share.withheld == Sequences.from_bytes(share.stored.sequences)
         assert share.given.isdisjoint(share.withheld)
     firsts = [share.given.first for share in plan]
     assert firsts == sorted(firsts)
@@ -126,7 +126,7 @@ def _described(number, numbers, folder="blocks", format="parquet"):
     if not numbers:
         return None
     entry = described(min(numbers), max(numbers), stream=STREAM, folder=folder, key=str(number))
-    return msgspec.structs.replace(entry, sequences=Sequences.from_iterable(numbers).to_text(), format=format)
+    return msgspec.structs.replace(entry, sequences=Sequences.from_iterable(numbers).to_bytes(), format=format)
 
 
 def test_the_table_gives_what_blocks_hold_too_and_csv_only_what_nothing_else_holds():
@@ -239,10 +239,10 @@ async def _with_entry(store, entry, **changes):
     ("changes", "said"),
     [
         ({"count": 4}, "it has 3 rows, its record says 4"),
-        ({"last": 4, "sequences": Sequences.from_range(1, 4).to_text()}, "1 messages are missing"),
-        ({"sequences": Sequences.from_iterable([1, 3]).to_text()}, "holds messages that its record does not name"),
-        ({"sequences": ""}, "its sequences are not from 1 to 3"),
-        ({"sequences": "?"}, "not a set of sequences"),
+        ({"last": 4, "sequences": Sequences.from_range(1, 4).to_bytes()}, "1 messages are missing"),
+        ({"sequences": Sequences.from_iterable([1, 3]).to_bytes()}, "holds messages that its record does not name"),
+        ({"sequences": b""}, "its sequences are not from 1 to 3"),
+        ({"sequences": b"?"}, "not a set of sequences"),
         ({"format": "parquet2"}, "'parquet2' is not a format that this version reads"),
         ({"format": "ndjson"}, "can't be read as ndjson"),
         ({"version": 2}, "has format 2; this version reads up to 1"),

@@ -69,7 +69,7 @@ async def put(store, path, sequences, format="parquet", compression="", **option
         bytes=len(data),
         sha256=sha256(data).hexdigest(),
         format=made_by.format,
-        sequences=Sequences.from_iterable(sequences).to_text(),
+        sequences=Sequences.from_iterable(sequences).to_bytes(),
         min_ns=one.first * SECOND,
         max_ns=one.last * SECOND,
     )
@@ -180,7 +180,7 @@ async def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path):
     stored = block(range(1, 257))
     record = Stored(
         path="table/one", stream="S", key="k", interval=0, first=1, last=256, count=256, bytes=0, sha256="",
-        format="parquet", sequences=Sequences.from_range(1, stored.last).to_text(),
+        format="parquet", sequences=Sequences.from_range(1, stored.last).to_bytes(),
     )  # fmt: skip
     del rows
     tracemalloc.start()

@@ -43,7 +43,7 @@ def past(first=1, last=10, deleted=(), consumers=None, objects=None, removed=(),
         record=record,
         recorded=NOW,
         objects=objects,
-        held=Sequences.union_of(Sequences.from_text(one.sequences) for one in objects),
+        held=Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects),
         removed=Sequences.from_iterable(removed),
     )
 

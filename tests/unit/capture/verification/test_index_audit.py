@@ -6,7 +6,7 @@ import cramjam
 import msgspec
 import pytest
 from archived import KEYS, SIGNER, STREAM, Archived, store_block
-from wide_index import KINDS, pages_of, recommit, wide_archive
+from wide_index import DAMAGES, KINDS, another, as_entry, flip, foreign, pages_of, recommit, wide_archive
 
 from capture.archive import chain
 from capture.archive.index import page as pages
@@ -35,46 +35,6 @@ async def read(archived):
 
 async def contents(archived):
     return {path: await archived.store.get(path) for path in await archived.paths()}
-
-
-def flip(data, at):
-    changed = bytearray(data)
-    changed[at % len(data)] ^= 1
-    return bytes(changed)
-
-
-async def another(archived, path):
-    """The bytes of another page of the same index."""
-    return await archived.store.get(
-        next(one for one in await archived.paths(f"{path.rpartition('/')[0]}/") if one != path)
-    )
-
-
-async def foreign(archived, path):
-    """The bytes of a page of another archive."""
-    made = Page(level=0, token=1, number=1, entries=[as_entry("other")])
-    return encode(made)[1]
-
-
-def as_entry(stream, **fields):
-    found = Sequences.from_range(1, 3)
-    return pages.Entry(
-        path="blocks/x.parquet", stream=stream, key="", interval=0, first=1, last=3, count=3, bytes=9, sha256="00",
-        format="parquet", sequences=found.to_text(), **fields,
-    )  # fmt: skip
-
-
-DAMAGES = {
-    "missing": (None, "is missing from memory://"),
-    "empty": (b"", "was changed: its SHA-256 is not its name"),
-    "truncated": (lambda data: data[:-1], "was changed: its SHA-256 is not its name"),
-    "a byte longer": (lambda data: data + b"\0", "was changed: its SHA-256 is not its name"),
-    "a byte flipped at its beginning": (lambda data: flip(data, 0), "was changed: its SHA-256 is not its name"),
-    "a byte flipped inside": (lambda data: flip(data, len(data) // 2), "was changed: its SHA-256 is not its name"),
-    "a byte flipped at its end": (lambda data: flip(data, -1), "was changed: its SHA-256 is not its name"),
-    "another page": (another, "was changed: its SHA-256 is not its name"),
-    "a page of another archive": (foreign, "was changed: its SHA-256 is not its name"),
-}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -132,7 +92,7 @@ async def test_a_leaf_in_a_document_is_read_by_its_hash():
     for changed in (leaf[:-1], flip(leaf, 9), (await foreign(archived, path))):
         head = await recommit(archived, Manifest, msgspec.structs.replace(document.index, leaf=changed))
         [problem] = (await audit(archived, keys=KEYS.public, deep=True)).problems
-        assert problem == f"{path} was changed: its SHA-256 is not its name"
+        assert problem == f"{path} was changed: its SHA-256 is not its name (an index of {head.path})"
         with pytest.raises(ManifestError, match=f"^{path} was changed"):
             await read(archived)
     await recommit(archived, Manifest, msgspec.structs.replace(document.index, leaf=b""))
@@ -144,8 +104,20 @@ async def test_a_leaf_in_a_document_is_read_by_its_hash():
 # --- forged pages, which documents name by their hash ----------------------------------------------------------------
 
 
+def squeeze(data):
+    return bytes(cramjam.zstd.compress(data))
+
+
 def compress(value):
-    return bytes(cramjam.zstd.compress(msgspec.msgpack.encode(value)))
+    return squeeze(msgspec.msgpack.encode(value))
+
+
+def length_lies(length):
+    """A leaf whose set says another length than it has."""
+    data, held = msgspec.msgpack.encode(LEAF), SET["sequences"]
+    at = data.index(held) - 2
+    assert data[at] == 0xC4, "bin 8"
+    return squeeze(data[:at] + b"\xc6" + length.to_bytes(4, "big") + data[at + 2 :])
 
 
 def claim_size(data, size):
@@ -163,6 +135,8 @@ def stream_frame(data):
 
 
 PLAIN = {"format": 1, "level": 0, "token": 1, "number": 1, "entries": [], "children": []}
+SET = msgspec.structs.asdict(as_entry(STREAM))
+LEAF = PLAIN | {"entries": [SET]}
 ZEROS = bytes(cramjam.zstd.compress(bytes(70 << 20)))
 FORGED = {
     "of a newer format": (
@@ -180,6 +154,14 @@ FORGED = {
     "two frames": (compress(PLAIN) + compress(PLAIN), "is damaged: "),
     "of zeros": (bytes(cramjam.zstd.compress(bytes(100))), "is damaged: "),
     "a list": (compress([1]), "is damaged: "),
+    "a set that is longer than the page": (length_lies(1000), "is damaged: Input data was truncated"),
+    "a set of four gigabytes": (length_lies((1 << 32) - 1), "is damaged: Input data was truncated"),
+    "a set that ends inside of itself": (length_lies(1), "is damaged: "),
+    "more bytes than its items": (squeeze(msgspec.msgpack.encode(LEAF) + b"\0"), "is damaged: MessagePack data is"),
+    "a set as text, as JSON has it": (
+        compress(LEAF | {"entries": [SET | {"sequences": "AQAAAAAAAAAAAAAAOzAAAAEAAAEAAgABAAEAAgA="}]}),
+        "is damaged: Expected `bytes`, got `str` - at `$.entries[0].sequences`",
+    ),
     "nested too deeply": (bytes(cramjam.zstd.compress(b"\x91" * 500_000)), "is damaged: "),
     "empty": (compress(PLAIN), "is damaged: a leaf has entries, and another page children"),
     "of level 13": (None, "is damaged: it is at level 13, and the highest possible is 12"),
@@ -252,7 +234,7 @@ async def test_a_tree_without_an_end_is_refused():
     await recommit(archived, Manifest, msgspec.structs.replace(document.index, root=root, leaf=b""))
     [problem] = (await audit(archived, deep=True)).problems
     said = f"{page_path(Manifest.PAGES, name)} is damaged: it is at level 5, its parent says 4"
-    assert problem == said
+    assert problem == f"{said} (an index of {archived.heads[Manifest].head.path})"
     with pytest.raises(ManifestError, match=f"^{said}"):
         await read(archived)
     await store_block(archived.store, [50], key="late")
@@ -288,7 +270,8 @@ def test_each_field_of_a_child_is_tried():
 async def test_what_a_page_says_about_a_child_and_is_not_so_is_told(field):
     archived = await Archived().make()
     path = await forge_sums(archived, Manifest, **{field: SUMS[field]})
-    assert (await audit(archived, deep=True)).problems == (f"{path} is not what its parent says about it",)
+    said = f"{path} is not what its parent says about it (an index of {archived.heads[Manifest].head.path})"
+    assert (await audit(archived, deep=True)).problems == (said,)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -321,16 +304,26 @@ async def test_totals_that_are_not_those_of_the_objects_are_told(kind):
         assert problem.startswith(f"{head.path} is wrong: it says ")
 
 
-async def test_entries_in_another_order_and_sets_that_are_none_are_told():
+async def test_entries_in_another_order_and_sets_that_are_wrong_are_told():
     archived = await Archived().make()
     document = await chain.read(archived.store, archived.heads[Manifest].head, Manifest)
     leaf = decode(document.index.leaf, document.index.root.hex())
-    broken = [msgspec.structs.replace(leaf.entries[0], sequences="AAAA"), *leaf.entries[1:]]
-    no_set = encode(SetPage(token=1, number=1, of="x", sequences="AAAA"))[1]
-    apart = msgspec.structs.replace(leaf.entries[0], sequences="", apart=await put(archived, Manifest, no_set))
+    broken = [msgspec.structs.replace(leaf.entries[0], sequences=b"AAAA"), *leaf.entries[1:]]
+    no_set = encode(SetPage(token=1, number=1, of="x", sequences=b"AAAA"))[1]
+    one = leaf.entries[0]
+    wrong_sets = [
+        Sequences.from_iterable(some).to_bytes()
+        for some in ([], [one.first, one.last, one.last + 1], [one.first - 1, one.last], [one.last + 2**40])
+    ]
+    fewer = msgspec.structs.replace(one, count=0)
+    apart = msgspec.structs.replace(leaf.entries[0], sequences=b"", apart=await put(archived, Manifest, no_set))
     for entries, said in (
         (leaf.entries[::-1], "{leaf} is damaged: its entries are out of order"),
-        (broken, f"the record of {broken[0].path} is damaged: not a set of sequences"),
+        (broken, f"{{leaf}} is damaged: the record of {one.path}: not a set of sequences"),
+        *(
+            ([wrong, *leaf.entries[1:]], f"{{leaf}} is damaged: the record of {one.path} says {wrong.count} rows from ")
+            for wrong in (fewer, *(msgspec.structs.replace(one, sequences=some) for some in wrong_sets))
+        ),
         ([apart, *leaf.entries[1:]], f"{page_path(Manifest.PAGES, apart.apart)} is damaged: not a set of sequences"),
     ):
         name, data = encode(msgspec.structs.replace(leaf, entries=entries))
@@ -362,7 +355,7 @@ async def test_an_audit_that_is_overtaken_by_clean_up_checks_the_newer_index(mon
 def test_a_page_that_no_reader_would_accept_is_not_written(monkeypatch):
     monkeypatch.setattr(pages, "LARGEST", 1000)
     with pytest.raises(ManifestError, match=r"a page of the index would have .* at most 1,000 are read"):
-        encode(SetPage(token=1, number=1, of="x", sequences="A" * 2000))
+        encode(SetPage(token=1, number=1, of="x", sequences=b"A" * 2000))
 
 
 def test_records_have_the_fields_of_stored_objects():

@@ -29,7 +29,7 @@ from capture.verification.holdings import Finding, State
 from capture.verification.objects import read_archive
 from capture.verification.verdict import compare
 
-SMALL = Sizes(leaf=1500, inner=3000, apart=60, inline=0)
+SMALL = Sizes(leaf=1500, inner=3000, apart=45, inline=0)
 """Leaves of a few entries, and pages for the sets of some."""
 
 sets = st.sets(st.integers(1, 40), max_size=12)
@@ -58,7 +58,7 @@ def record_of(number: int, facts: dict) -> Stored:
         path=f"{facts['folder']}{facts['stream']}-1-2-{number}-{number:08x}.{facts['format'] or 'x'}",
         stream=facts["stream"], key=facts["key"], interval=number % 3, first=first, last=last,
         count=len(held) + facts["surplus"], bytes=number + 2, sha256="", format=facts["format"],
-        sequences=held.to_text(),
+        sequences=held.to_bytes(),
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ async def test_every_format_is_read_again_and_what_is_changed_is_found(format, c
     assert (held.problems, held.unchecked, held.stored) == ((), (), of(3, 5, 9))
     assert held.proven == (of() if format == "csv" else of(3, 5, 9))  # it keeps no payload of what it makes rows of
     for fact, lie in (
-        ("sequences", of(3, 5, 10).to_text()), ("count", 4), ("first", 2), ("last", 10), ("min_ns", 1), ("max_ns", 2),
+        ("sequences", of(3, 5, 10).to_bytes()), ("count", 4), ("first", 2), ("last", 10), ("min_ns", 1), ("max_ns", 2),
         ("interval", 1_792_540_801),
     ):  # fmt: skip
         told = msgspec.structs.replace(record, **{fact: lie})
@@ -160,7 +160,7 @@ async def test_a_changed_byte_takes_reading_again():
 
 async def test_of_a_record_that_lies_what_is_really_there_counts():
     store = MemoryStore()
-    record = msgspec.structs.replace(await add(store, [1, 2, 3]), sequences=of(1, 2, 9).to_text())
+    record = msgspec.structs.replace(await add(store, [1, 2, 3]), sequences=of(1, 2, 9).to_bytes())
     held = (await read_archive(store, archive([record])))["S"]
     assert held.problems == (f"{record.path} differs from its record: without 9, with 3 in addition",)
     assert (held.stored, held.lost, held.proven) == (of(1, 2, 3), of(9), of())
@@ -168,7 +168,7 @@ async def test_of_a_record_that_lies_what_is_really_there_counts():
 
 async def test_a_record_whose_sequences_are_unreadable_is_a_problem_not_the_end():
     store = MemoryStore()
-    record = msgspec.structs.replace(await add(store, [1]), sequences="AAAA")
+    record = msgspec.structs.replace(await add(store, [1]), sequences=b"AAAA")
     for deep in (False, True):
         view = await read_archive(store, archive([record]), deep=deep)
         assert len(problems_of(view)) == 1
@@ -365,7 +365,7 @@ async def test_ten_thousand_blocks_of_ten_million_messages_take_little_memory():
                 bytes=1,
                 sha256="",
                 format="parquet",
-                sequences=held.to_text(),
+                sequences=held.to_bytes(),
             )
         )
     picture = archive(blocks)

@@ -16,8 +16,8 @@ from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.stores.memory import MemoryStore
 
-SMALL = Sizes(leaf=3000, inner=2000, apart=200)
-TINY = Sizes(leaf=100, inner=100, apart=200)  # each page has as little as it may
+SMALL = Sizes(leaf=3000, inner=2000, apart=150)
+TINY = Sizes(leaf=100, inner=100, apart=150)  # each page has as little as it may
 
 
 def entry(
@@ -27,7 +27,7 @@ def entry(
     return Stored(
         path=f"blocks/{stream}/{key}/{interval}/{number}", stream=stream, key=key, interval=interval,
         first=held.first, last=held.last, count=count, bytes=100 + number, sha256=f"{number:064x}", format="parquet",
-        sequences=held.to_text(), min_ns=number, max_ns=number + 5,
+        sequences=held.to_bytes(), min_ns=number, max_ns=number + 5,
     )  # fmt: skip
 
 

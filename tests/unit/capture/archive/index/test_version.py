@@ -28,7 +28,7 @@ def entry(number: int, span: tuple[int, int, int], stream: str) -> Stored:
     return Stored(
         path=f"blocks/{stream}/{number}", stream=stream, key="k", interval=number % 3, first=held.first,
         last=held.last, count=len(held) + number % 2, bytes=number, sha256="", format="ab"[number % 2],
-        sequences=held.to_text(),
+        sequences=held.to_bytes(),
     )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ async def play(changes, dice: random.Random) -> None:
     for number, (new, share) in enumerate(changes):
         adds = [entry(serial := serial + 1, span, stream) for span, stream in new]
         removes = [one for one in held.values() if dice.randrange(100) < share]
-        index = Index(store, "_index/", sizes=dice.choice([SIZES, Sizes(leaf=1000, inner=2000, apart=60, inline=0)]))
+        index = Index(store, "_index/", sizes=dice.choice([SIZES, Sizes(leaf=1000, inner=2000, apart=45, inline=0)]))
         made = await update(index, version, adds, removes, token=1, number=number)
         for name, data in made.pages.items():
             await store.put(page_path("_index/", name), data)
@@ -56,7 +56,7 @@ async def play(changes, dice: random.Random) -> None:
         assert version.objects == len(held)
         for stream in "AB":
             mine = [one for one in held.values() if one.stream == stream]
-            sets = [Sequences.from_text(one.sequences) for one in mine]
+            sets = [Sequences.from_bytes(one.sequences) for one in mine]
             assert await held_of(index, version, stream) == Sequences.union_of(sets)
             assert (stream in version.streams) == bool(mine)
             if mine:
