@@ -79,8 +79,9 @@ class Held(NamedTuple):
 
     def find(self) -> Sequences:
         """Return the sequences that the object holds."""
-        broken = self.finding.state in BROKEN
-        return (self.finding.held or Sequences()) if broken else self.recorded
+        if self.finding is SOUND or self.finding.state not in BROKEN:
+            return self.recorded
+        return self.finding.held or Sequences()
 
 
 class Sums:
@@ -105,7 +106,8 @@ class Sums:
             found = one.find()
             stream.waiting[kind].append(found)
             stream.count(one, found, in_table=kind.table)
-            stream.refused += self._trust.list_refused([one.record])
+            if self._trust.encrypted_only:
+                stream.refused += self._trust.list_refused([one.record])
             self._waiting += 1
             self._waiting_bytes += len(one.record.sequences)
         if self._waiting >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
@@ -114,12 +116,11 @@ class Sums:
             self._waiting = self._waiting_bytes = 0
 
     def _kind_of(self, one: Held) -> Kind:
-        partly = _partly(one.record.format)
-        return Kind(
-            table=one.record.path.startswith(TABLE),
-            undecodable=one.record.key == UNDECODABLE_KEY,
-            proven=self._deep and one.adopted and partly is None and one.finding.state is State.SOUND,
-            partly=partly,
+        return _make_kind(
+            one.record.path.startswith(TABLE),
+            one.record.key == UNDECODABLE_KEY,
+            self._deep and one.adopted and one.finding.state is State.SOUND,
+            one.record.format,
         )
 
     def total(self, removed: Mapping[str, Sequences]) -> dict[str, Holdings]:
@@ -128,10 +129,11 @@ class Sums:
         return {name: self._streams[name].total(removed.get(name, Sequences())) for name in streams}
 
 
-@lru_cache(maxsize=64)  # asked for each object
-def _partly(recorded: str) -> str | None:
-    """Return the name of a format that does not keep messages whole: CSV does not store the payloads."""
-    return None if format_of(recorded).restorable else recorded.partition(".")[0]
+@lru_cache(maxsize=256)  # asked for each object
+def _make_kind(table: bool, undecodable: bool, reread: bool, recorded: str) -> Kind:
+    """Return the kind of objects in a recorded format. CSV does not keep messages whole: it has no payloads."""
+    partly = None if format_of(recorded).restorable else recorded.partition(".")[0]
+    return Kind(table=table, undecodable=undecodable, proven=reread and partly is None, partly=partly)
 
 
 @dataclass
@@ -159,6 +161,8 @@ class _Sum:
         self.bytes += one.record.bytes
         if in_table and found:
             self.rows += one.finding.rows or one.record.count
+        if one.finding is SOUND:
+            return
         if one.finding.state in BROKEN:
             self.failed.append(one)
         elif one.finding.state is State.UNCHECKED:

@@ -159,7 +159,7 @@ class _Work:
 
     def _recall(self, path: str) -> Finding | None:
         """Return what an earlier turn found; None if it did not check the object, or did not find it."""
-        if any(path in checked for checked in self._checked[:-1]):
+        if len(self._checked) > 1 and any(path in checked for checked in self._checked[:-1]):
             return self._unsound[path][1] if path in self._unsound else SOUND
         return None
 

@@ -155,7 +155,7 @@ class Observer:
         return came
 
     async def _sequences(self, index: Any, one: Entry) -> Iterable[int]:
-        return Sequences.from_text((await index.whole(one)).sequences)
+        return Sequences.from_bytes((await index.whole(one)).sequences)
 
 
 def cpu_seconds(process: Process) -> tuple[float, float]:

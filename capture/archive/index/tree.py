@@ -193,7 +193,7 @@ class Index:
         """Yield the entries of a version, leaf by leaf, in order; a few leaves are read ahead. ManifestError."""
         self.admit(version)
         async for page in self._leaves(version.root, where):
-            if found := [one for one in page.entries if where.finds(one)]:
+            if found := page.entries if where == ALL else [one for one in page.entries if where.finds(one)]:
                 yield found
 
     async def _leaves(self, name: bytes, where: Where, level: int | None = None) -> AsyncIterator[Page]:

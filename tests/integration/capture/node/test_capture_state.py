@@ -318,7 +318,7 @@ async def test_retention_by_age_and_size_removes_blocks_and_files_and_is_publish
     (found,) = (await archive.swept()).streams
     assert (found.held, found.removed, found.gaps) == (0, 5, 0)
     manifest = await chain.read(archive.store, await SWEEP.reader(natty, archive.config.name)(), Manifest)
-    assert [(one.below, list(Sequences.from_bytes(one.sequences))) for one in manifest.removed] == [(5, [5])]
+    assert [(one.below, list(Sequences.from_text(one.sequences))) for one in manifest.removed] == [(5, [5])]
 
 
 async def test_a_leader_whose_clock_is_ahead_removes_nothing_too_early(captured):

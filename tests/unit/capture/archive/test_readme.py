@@ -101,7 +101,9 @@ sets = st.lists(ranges, max_size=2).map(lambda found: {number for one in found f
 @given(sets, st.sets(st.integers(1, 2**63 - 1)), st.sampled_from([1, 2, 3]))
 def test_it_reads_sets_of_sequences(dense, sparse, step):
     numbers = sparse | {number for number in dense if number % step == 0}
-    assert list(run(SETS)["sequences"](Sequences.from_iterable(numbers).to_text())) == sorted(numbers)
+    found = Sequences.from_iterable(numbers)
+    for written in (found.to_text(), found.to_bytes()):
+        assert list(run(SETS)["sequences"](written)) == sorted(numbers)
 
 
 async def test_it_checks_signatures_and_copies_in_the_history(folder):

@@ -72,7 +72,7 @@ def test_what_neither_archive_nor_stream_has_any_more_is_recorded_by_one_number(
     [removed] = planned.manifest.removed
     limit = min(below, 18)  # a block that goes now is still here
     exact = [one for one in (3, 5, 6, 7, 17, 18) if one >= limit]
-    assert (removed.below, list(Sequences.from_bytes(removed.sequences))) == (limit, exact)
+    assert (removed.below, list(Sequences.from_text(removed.sequences))) == (limit, exact)
     assert (removed.objects, removed.bytes) == (4, 400)
     gone = removed_sequences(planned.manifest.removed)["S"]
     assert gone == Sequences.from_range(1, limit - 1) | Sequences.from_iterable(exact)

@@ -2,7 +2,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.archive.sequences import MAXIMUM, SPAN, WIDEST, Sequences
@@ -19,6 +19,7 @@ def of(values):
 @given(wide)
 def test_a_set_survives_its_text(values):
     assert set(Sequences.from_text(of(values).to_text())) == values
+    assert set(Sequences.from_bytes(of(values).to_bytes())) == values
 
 
 @given(st.lists(st.sets(st.one_of(st.integers(0, 9), st.integers(SPAN - 3, SPAN + 3), st.just(7 * SPAN))), max_size=5))
@@ -93,7 +94,7 @@ def test_a_text_that_is_no_set_is_refused(text):
 
 def test_the_empty_set_is_the_empty_text_and_has_no_ends():
     assert Sequences().to_text() == ""
-    assert Sequences.from_text("") == Sequences()
+    assert Sequences.from_text("") == Sequences.from_bytes(b"") == Sequences()
     with pytest.raises(ValueError):
         _ = Sequences().first
 
@@ -116,3 +117,17 @@ def test_a_range_that_memory_can_t_hold_is_refused_and_any_part_of_a_set_is_not(
     held = Sequences.from_iterable([1, 2**40, MAXIMUM])
     assert list(held.within(1, MAXIMUM - 1)) == [1, 2**40]
     assert list(held.within(2, MAXIMUM)) == [2**40, MAXIMUM]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(st.integers(0, 2**40), min_size=1, max_size=30), st.randoms())
+def test_bytes_that_are_no_set_are_refused_and_never_kill(values, dice):
+    data = bytearray(of(values).to_bytes())
+    for _ in range(dice.randint(1, 4)):
+        data[dice.randrange(len(data))] = dice.randrange(256)
+    del data[dice.randint(len(data) // 2, len(data)) :]
+    try:
+        found = Sequences.from_bytes(bytes(data))
+    except ValueError:
+        return
+    assert not found or found.first + len(found) <= found.last + 1
