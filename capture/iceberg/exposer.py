@@ -77,7 +77,7 @@ class Exposer:
         self._recent = RecentObjects()
         self._lists: dict[str, tuple[str, list[Listed]]] = {}
         self._evolved: dict[str, tuple[UUID, int, str]] = {}
-        self._facts: dict[tuple[str, str], Facts] = {}  # by path and sequences
+        self._facts: dict[tuple[str, bytes], Facts] = {}  # by path and sequences
         self._checked: set[str] = set()
         self._damaged: set[str] = set()
 

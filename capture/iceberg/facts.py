@@ -85,7 +85,7 @@ async def read_facts(store: Store, one: Stored, footer: pq.FileMetaData | None =
     CompactionError as `read_footer`, or if it has no row for a sequence in its record. NotStoredError; StoreError.
     """
     footer = footer or await read_footer(store, one)
-    if not is_block(one.path) or len(shown := Sequences.from_text(one.sequences)) == one.count:
+    if not is_block(one.path) or len(shown := Sequences.from_bytes(one.sequences)) == one.count:
         return Facts(footer)
     try:
         return Facts(footer, find_masked(await _read_sequences(store, one, footer), shown))

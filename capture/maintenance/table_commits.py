@@ -130,8 +130,8 @@ class TableCommits:
         overlapping = await self._find_overlapping(came, consumed, paths)
         masked: list[Stored] = []
         for one in overlapping:
-            if left := Sequences.from_text(one.sequences) - _sequences(came, one.stream):
-                masked.append(msgspec.structs.replace(one, sequences=left.to_text()))
+            if left := Sequences.from_bytes(one.sequences) - _sequences(came, one.stream):
+                masked.append(msgspec.structs.replace(one, sequences=left.to_bytes()))
         if masked:
             masked = await self.leading.exposure.list_fitting(self.store, after, masked)
         return [*consumed, *overlapping], masked

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from capture.archive.index.page import Entry, place_of
 from capture.archive.index.tree import Index
 from capture.archive.index.update import held_of
@@ -36,9 +38,9 @@ async def check_indexes(store: Store, path: str, document: Indexed, *, deep: boo
 async def check_shown(store: Store, path: str, table: Table, manifest: Manifest) -> None:
     """Compare the shown blocks of the table at `path` with its files, and with a manifest that was read after it.
 
-    Each is a block of the manifest, and is not consumed; files and shown blocks hold each sequence once. A later
-    manifest than that of the last comparison may be without a block: the sweep has removed it. ManifestError, which
-    names the block or the sequences; StoreError.
+    Each is a block of the manifest and not consumed. Its set has those of its sequences that it shows: files hold and
+    shown blocks show each sequence once. A later manifest than that of the last comparison may be without a block: the
+    sweep has removed it. ManifestError, which names the block or the sequences; StoreError.
     """
     index, blocks = Index(store, table.PAGES), Index(store, manifest.PAGES)
     for stream, total in table.shown.streams.items():
@@ -57,8 +59,15 @@ async def check_shown(store: Store, path: str, table: Table, manifest: Manifest)
                 raise ManifestError(f"{path} is wrong: it shows {one.path}, and its files replace this block")
             if block is None and manifest.number <= table.shown_of:
                 raise ManifestError(f"{path} is wrong: it shows {one.path}, which is not a block of the manifest")
-            if block is not None and await index.whole(one) != block:
+            if block is not None and not _is_shown_as(await index.whole(one), block):
                 raise ManifestError(f"{path} is wrong: it does not show {one.path} as the manifest describes it")
+
+
+def _is_shown_as(shown: Stored, block: Stored) -> bool:
+    """Return whether a shown block is this one of the manifest, with all or some of its sequences."""
+    if msgspec.structs.replace(shown, sequences=block.sequences) != block:
+        return False
+    return not Sequences.from_bytes(shown.sequences) - Sequences.from_bytes(block.sequences)
 
 
 async def _find(index: Index, manifest: Manifest, places: Sequence[Place]) -> dict[Place, Stored]:
@@ -102,7 +111,7 @@ class _Sums:
 
 
 async def _check_version(index: Index, path: str, document: Indexed, version: Version) -> None:
-    streams = await _add_up(index, version)
+    streams = await _add_up(index, version, whole=version is document.index)
     name = next(name for name in document.__struct_fields__ if getattr(document, name) is version)
     for stream in sorted({*streams, *version.streams}):
         total, found = version.streams.get(stream, Total()), streams[stream]
@@ -121,8 +130,8 @@ async def _check_version(index: Index, path: str, document: Indexed, version: Ve
                 raise ManifestError(f"{path} is wrong: {say}")
 
 
-async def _add_up(index: Index, version: Version) -> dict[str, _Sums]:
-    """Read all pages of a version, and return what its entries add up to, by stream."""
+async def _add_up(index: Index, version: Version, *, whole: bool) -> dict[str, _Sums]:
+    """Read all pages of a version, and return what its entries add up to, by stream. `whole`: see `_read_set`."""
     streams = defaultdict[str, _Sums](_Sums)
     waiting = waiting_bytes = 0
 
@@ -133,7 +142,7 @@ async def _add_up(index: Index, version: Version) -> dict[str, _Sums]:
     async def look(page: str, entries: Sequence[Entry]) -> None:
         nonlocal waiting, waiting_bytes
         for one in entries:
-            streams[one.stream].add(one, await _read_set(index, page, one))
+            streams[one.stream].add(one, await _read_set(index, page, one, whole=whole))
             waiting, waiting_bytes = waiting + 1, waiting_bytes + len(one.sequences)
         if waiting >= MOST_WAITING or waiting_bytes >= MOST_WAITING_BYTES:
             waiting = waiting_bytes = 0
@@ -144,13 +153,17 @@ async def _add_up(index: Index, version: Version) -> dict[str, _Sums]:
     return streams
 
 
-async def _read_set(index: Index, page: str, one: Entry) -> Sequences:
-    """Return the set of an entry. ManifestError if it is unreadable, or is not what the entry says of it."""
+async def _read_set(index: Index, page: str, one: Entry, *, whole: bool) -> Sequences:
+    """Return the set of an entry. ManifestError if it is unreadable, or is not what the entry says of it.
+
+    It has all sequences of the object if it is `whole`, otherwise some of them.
+    """
     try:
         held = await index.set_page(one.apart) if one.apart else Sequences.from_bytes(one.sequences)
     except ValueError as error:
         raise ManifestError(f"{page} is damaged: the record of {one.path}: {error}") from error
-    if not held or (held.first, held.last) != (one.first, one.last) or len(held) > one.count:
+    fits = held and one.first <= held.first and held.last <= one.last and len(held) <= one.count
+    if not fits or (whole and (held.first, held.last) != (one.first, one.last)):
         says = f"{one.count:,} rows from {one.first:,} to {one.last:,}"
         raise ManifestError(
             f"{page} is damaged: the record of {one.path} says {says}, and has {len(held):,} sequences:"

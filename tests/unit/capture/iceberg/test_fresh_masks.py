@@ -35,7 +35,7 @@ async def test_rows_whose_sequence_the_table_has_are_masked_wherever_they_are_in
     assert (len(shown), sum(one.count for one in shown)) == (len(blocks), sum(map(len, blocks)))
     assert await world.seen() == sorted(world.stored)
     deletes = [one for one in await world.needed() if one.endswith("-deletes.parquet")]
-    assert len(deletes) == sum(len(Sequences.from_text(one.sequences)) < one.count for one in shown) > 0
+    assert len(deletes) == sum(len(Sequences.from_bytes(one.sequences)) < one.count for one in shown) > 0
     await leader.compact()
     assert await world.seen() == sorted(world.stored)
     assert await world.settle() == sorted(world.stored)

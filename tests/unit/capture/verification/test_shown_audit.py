@@ -113,15 +113,18 @@ async def test_blocks_that_are_shown_wrongly_are_told(world):
     stranger = changed(one, path=other.path.replace(other.sha256[:8], "0" * 8))
     rewritten = Sequences.from_iterable([held[0], *(n + 10 for n in held[1:-1]), held[-1]]).to_bytes()
     low = changed(one, first=1, sequences=Sequences.from_iterable([1, *held]).to_bytes(), count=one.count + 1)
+    more = changed(other, sequences=Sequences.from_iterable([other.first, other.first + 10]).to_bytes())
     [document] = {(await world.document(Manifest)).number, (await world.document(Table)).shown_of}
     for shown, changes, said in (
         (blocks, {}, ""),
         (blocks[1:], {}, ""),  # not every block is shown
+        ([*blocks[1:], changed(one, sequences=Sequences.from_iterable(held[1:]).to_bytes())], {}, ""),  # nor every row
         ([*blocks[1:], stranger], {}, f"it shows {stranger.path}, which is not a block of the manifest"),
         ([*blocks[1:], stranger], {"shown_of": document - 1}, ""),  # the sweep may have removed it
         ([*blocks, stranger], {}, f"the sequences {Sequences.from_iterable(held).describe()} of {STREAM} are in two"),
         ([*blocks[1:], low], {}, f"the sequences 1 of {STREAM} are in a shown block and in a file"),
         ([*blocks[1:], changed(one, sequences=rewritten)], {}, f"it does not show {one.path} as the manifest"),
+        ([one, *blocks[2:], more], {}, f"it does not show {other.path} as the manifest"),
         ([*blocks[1:], changed(one, sha256=sha256(b"").hexdigest())], {}, f"it does not show {one.path} as the"),
         (blocks, {"consumed": [one.path]}, f"it shows {one.path}, and its files replace this block"),
     ):
