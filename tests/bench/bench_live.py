@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import random
 import resource
@@ -191,6 +192,7 @@ async def run_count(seconds: float) -> None:
 
     from capture.config.load import load
 
+    logging.getLogger("natty").setLevel(logging.ERROR)
     print(f"counts for {seconds:g} s, while {', '.join(VICTIMS)} get SIGKILL in turn")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capture-")))
@@ -217,16 +219,13 @@ async def run_count(seconds: float) -> None:
             tally = await struck.run(seconds)
     kills = ", ".join(f"{victim} {count} times" for victim, count in tally.kills.items())
     print(f"  {struck.published.acked:,} messages were acknowledged; killed were {kills}")
+    sentences = f"{tally.refusals.total():,} sentences instead of one, {dict(tally.refusals)}"
+    print(f"  {tally.answers:,} answers; {sentences}")
+    print(f"  {len(tally.too_low)} counts below what was acknowledged before the query, or counted before (goal: 0)")
     print(
-        f"  {tally.answers:,} answers, and {tally.refusals.total():,} sentences instead of one: {dict(tally.refusals)}"
+        f"  {len(tally.repeated)} counts with a sequence twice, {len(tally.too_high)} above what was published (0, 0)"
     )
-    print(
-        f"  {len(tally.too_low)} counts were below what was acknowledged before the query, or counted before; goal: 0"
-    )
-    print(
-        f"  {len(tally.repeated)} answers had a sequence twice, {len(tally.too_high)} more than was published; goal: 0"
-    )
-    print(f"  {len(tally.gone)} reports of lost messages; goal: 0")
+    print(f"  {len(tally.gone)} reports of lost messages (goal: 0)")
     show("an answer", tally.times)
     print(f"  the longest wait for one, with the questions that got a sentence: {tally.longest:.1f} s")
     if tally.wrong:

@@ -12,6 +12,7 @@ from patient import PATIENCE
 from two_tiers import COUNTED
 
 from capture.archive.heads import SWEEP
+from capture.archive.identity import list_claimed
 from capture.archive.trust import NO_CHECKS
 from capture.errors import CaptureError
 from capture.reading import duck
@@ -85,6 +86,9 @@ class Struck:
 
     async def run(self, seconds):
         """Strike and ask for so long; then ask once more, when all is published: the count is that of all messages."""
+        async with asyncio.timeout(PATIENCE):
+            while not await list_claimed(open_store(self.config.store)):
+                await asyncio.sleep(0.05)
         deadline = time.monotonic() + seconds
         publishing = asyncio.create_task(self.published.run())
         others = [

@@ -26,7 +26,6 @@ async def test_a_count_has_all_that_was_acknowledged_while_everything_is_killed(
     async with Natty(**{**nats_server.connect_options(), **PATIENT, "timeout": 5.0}) as client:
         start = partial(fleet.start, config=path)
         struck = Struck(nats_server, fleet.natty, client, config, start, random.Random(7))
-        await fleet.until(lambda state: state["num_waiting"])
         tally = await struck.run(SECONDS)
     assert tally.wrong == []
     assert tally.answers > 5
