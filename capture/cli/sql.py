@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from contextlib import AsyncExitStack
 from enum import StrEnum
@@ -113,13 +112,7 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
         from capture.reading import duck  # here, so that the command line starts without it
 
         keys = config.keys()
-        gc.freeze()  # a collection while the stream is read need not visit the imported modules
-        try:
-            return await duck.query(
-                store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail
-            )
-        finally:
-            gc.unfreeze()  # DuckDB's module reports leaks at exit if it is not collected
+        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail)
 
 
 def _report_missing(stream: str) -> None:

@@ -13,7 +13,6 @@ a sequence came twice: both must be 0.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import os
@@ -177,9 +176,7 @@ async def run_costs(tails: Sequence[int], rounds: Callable[[int], int]) -> None:
             for tail in sorted(tails):
                 await publish(natty, STREAM, tail - held)
                 held = tail
-                gc.freeze()  # as `capture sql --live` does
                 await measure(server, tiers, tail, rounds(tail))
-                gc.unfreeze()
 
 
 async def run_count(seconds: float) -> None:
