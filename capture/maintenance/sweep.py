@@ -259,8 +259,14 @@ class _Archive:
         return lowest
 
     async def _find_needed(self, manifest: Manifest, table: Table | None) -> dict[str, float]:
-        """Return what the table shows to other engines (see `Rest`); all retired blocks if the table is too old."""
-        if manifest.of_table > (table.number if table else 0):
+        """Return what the table shows to other engines (see `Rest`); all retired blocks if the table is too old.
+
+        So it is if the store has a later table than the head names, whose leader died before it committed it: the next
+        leader commits it, and it may show blocks that were adopted at that time.
+        """
+        documents = await self.store.list(Table.FOLDER) if manifest.retired else []
+        stored = [parts[0] for one in documents if (parts := chain.document_parts(Table, one.path))]
+        if max([manifest.of_table, *stored]) > (table.number if table else 0):
             return {one.path: math.inf for one in manifest.retired}
         if table is None:
             return {}

@@ -378,7 +378,7 @@ class World:
         needed = set()
         for head, kind in ((self.manifest, Manifest), (self.table, Table)):
             document, index = await chain.read(self.store, await head.read(), kind), Index(self.store, kind.PAGES)
-            reached = await index.reach(document.index)
+            reached = {name for one in document.list_versions() for name in await index.reach(one)}
             assert {index.path(name) for name in reached} <= stored
             needed |= {index.path(name) for name in reached}
             needed |= {index.path(name) for one in document.outdated for name in one.pages}
