@@ -108,8 +108,8 @@ class Exposure(Protocol):
         """
         ...
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
-        """Return those of the blocks that the table can show to engines. StoreError.
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+        """Return those of the blocks that the table can show to engines, and its `columns` with theirs. StoreError.
 
         A block's record has all its rows as `count`, and as `sequences` those that it shall show, each once.
         """
@@ -141,9 +141,9 @@ class Unexposed:
         """Remove the earlier metadata."""
         return msgspec.structs.replace(table, iceberg={})
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
         """Return no block."""
-        return []
+        return [], table.columns
 
     async def announce(self, store: Store, table: Table) -> None:
         """Do nothing: there are no readers."""

@@ -29,7 +29,7 @@ from capture.archive.stored_formats import is_open
 from capture.archive.table import Files, Table, list_open_streams
 from capture.errors import CompactionError, ManifestError, NotStoredError
 from capture.iceberg.columns import evolve, new_metadata
-from capture.iceberg.facts import Facts, data_file, find_unfit, read_facts
+from capture.iceberg.facts import Facts, data_file, fit, read_facts
 from capture.iceberg.manifest_list import Listed, read_list
 from capture.iceberg.manifest_plan import LARGEST, list_holding, list_to_merge
 from capture.iceberg.memory_catalog import MemoryFiles
@@ -37,7 +37,7 @@ from capture.iceberg.position_deletes import mask
 from capture.iceberg.recent import RecentObjects
 from capture.iceberg.snapshot import Added, NewFile, NewSnapshot, Opened, without_snapshots
 from capture.maintenance.compaction_plan import new_name
-from capture.maintenance.merge.schema_evolution import read_columns
+from capture.maintenance.merge.schema_evolution import read_columns, write_columns
 from capture.stores.contract import Store
 from natty.wire.background import map_concurrently
 
@@ -111,8 +111,8 @@ class Exposer:
             table = await self._expose_stream(change)
         return table
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
-        """Return the blocks whose columns are the table's, with the same types, and whose rows can be masked.
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+        """Return the blocks whose columns the table has or can get, and whose rows can be masked; and its columns then.
 
         What was read of them is kept for `expose`, and for the next call with some of them.
         """
@@ -125,10 +125,12 @@ class Exposer:
                 log.debug("%s is not shown: %s", one.path, error)
                 return None
 
-        facts = await map_concurrently(blocks, read, at_once=AT_ONCE)
-        found = [(one, it) for one, it in zip(blocks, facts, strict=True) if it and not find_unfit(it.footer, columns)]
-        self._facts = {(one.path, one.sequences): it for one, it in found}
-        return [one for one, _ in found]
+        self._facts, found, wider = {}, list[Stored](), columns
+        for one, facts in zip(blocks, await map_concurrently(blocks, read, at_once=AT_ONCE), strict=True):
+            if facts and (fitting := fit(facts.footer, wider)) is not None:
+                self._facts[one.path, one.sequences], wider = facts, fitting
+                found.append(one)
+        return found, table.columns if wider.equals(columns) else write_columns(wider)
 
     async def _read_facts(self, store: Store, files: Sequence[Stored]) -> list[Facts]:
         async def read(one: Stored) -> Facts:

@@ -32,6 +32,7 @@ from capture.errors import CompactionError
 from capture.formats.envelope import SCHEMA
 from capture.iceberg.columns import ORDER
 from capture.iceberg.position_deletes import find_masked
+from capture.maintenance.merge.schema_evolution import add_block
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from natty.wire.background import map_concurrently
 
@@ -122,14 +123,20 @@ async def _read_sequences(store: Store, one: Stored, footer: pq.FileMetaData) ->
         raise CompactionError(f"its sequences can't be read: {error}") from error
 
 
-def find_unfit(footer: pq.FileMetaData, columns: pa.Schema) -> str | None:
-    """Return the name of a column of a block that is not one of the envelope or of these; None: it fits. Pure.
+def fit(footer: pq.FileMetaData, columns: pa.Schema) -> pa.Schema | None:
+    """Return these typed columns of the table with those of a block; None if one has another type. Pure.
 
-    Engines could not read such a column, or would read another type.
+    The table gets new columns, and widens those that it has, as a merge would do. Engines could not read a column that
+    is not the table's, or would read another type.
     """
-    known = {field.name: field.type for field in (*SCHEMA, *columns)}
     found = footer.schema.to_arrow_schema()
-    return next((field.name for field in found if known.get(field.name) != field.type), None)
+    wider = columns if {*found.names} <= {*SCHEMA.names, *columns.names} else None
+    for typed in (wider, add_block(columns, found)):
+        if typed is not None:
+            known = {field.name: field.type for field in (*SCHEMA, *typed)}
+            if all(known.get(field.name) == field.type for field in found):
+                return typed
+    return None
 
 
 def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schema) -> DataFile:

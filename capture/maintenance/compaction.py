@@ -107,9 +107,24 @@ def apply(
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=max(picture.table.of_manifest, picture.manifest.number),
         removed=_drop_summed_up(_add_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
-        columns=next((result.columns for result in merged if result.columns), picture.table.columns),
+        columns=_combine_columns(picture.table.columns, groups, merged),
         created=now,
     )
+
+
+def _combine_columns(table: str, groups: Sequence[FileGroup], merged: Sequence[Merged]) -> str:
+    """Return the table's typed columns with those of the results. CompactionError if they have other types.
+
+    Fresh commits may have added columns since the merge began.
+    """
+    found = next((one.columns for one in merged if one.columns), "")
+    if not found or all(one.columns == table for one in groups):
+        return found or table
+    from capture.maintenance.merge.schema_evolution import unite
+
+    if (both := unite(table, found)) is None:
+        raise CompactionError("a column got another type while the merge ran: nothing was committed, it runs again")
+    return both
 
 
 def _check_result(group: FileGroup, merged: Merged) -> None:

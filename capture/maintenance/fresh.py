@@ -36,7 +36,7 @@ MOST_SHOWN = 150
 ENCRYPTED, FORMAT = "encrypted", "not Parquet"
 EXCLUDED = "excluded from merges by the configuration"
 FULL = f"beyond {MOST_SHOWN} blocks of a key and interval"
-UNFIT = "with columns or types that the table does not have, or unreadable"
+UNFIT = "with a column of another type than the table's, or unreadable"
 REPEATED = "with no message that the table does not have"
 
 log = logging.getLogger("capture.fresh")
@@ -60,7 +60,7 @@ class FreshTable:
     """Shows the blocks that a manifest adopts, in the term of the compaction's leader, which takes `turns` with it.
 
     Rows of a block are masked if the table or another shown block has their sequence. A block waits for a merge if all
-    of its rows are, or if the table can't show its columns.
+    of its rows are, or if a typed column has another type than the table's. New columns are added to the table.
     """
 
     def __init__(self, turns: Turns, manifest_head: HeadReader, policy: Policy) -> None:
@@ -105,9 +105,9 @@ class FreshTable:
         came = [*{one.path: one for one in (*later.values(), *came)}.values()]
         await self._is_crowded(commits)  # counts again what a merge has taken
         chosen, later_on = came[:MOST_AT_ONCE], came[MOST_AT_ONCE:]
-        show = await self._choose(commits, chosen)
+        show, columns = await self._choose(commits, chosen)
         if show or hide:
-            after = await _forget(commits, manifest)
+            after = msgspec.structs.replace(await _forget(commits, manifest), columns=columns)
             await commits.commit(lambda _: after, now, show=show, hide=hide)
             self._committed = now
         self._shown = commits.table.shown.objects
@@ -140,8 +140,11 @@ class FreshTable:
         came = [one async for part in blocks.scan(manifest.index) for one in part if one.path not in known]
         return came, await commits.find_dropped(manifest)
 
-    async def _choose(self, commits: TableCommits, came: Sequence[Entry]) -> list[Stored]:
-        """Return the blocks that the table can show, with the sequences that it shows of them: all are new to it."""
+    async def _choose(self, commits: TableCommits, came: Sequence[Entry]) -> tuple[list[Stored], str]:
+        """Return the blocks that the table can show, and its columns with theirs.
+
+        The blocks have the sequences that it shows of them: all are new to it.
+        """
         table, consumed = commits.table, commits.table.consumed_paths
         known = await commits.index.find(table.shown, [place_of(one) for one in came])
         new = [one for one in came if place_of(one) not in known and one.path not in consumed]
@@ -150,21 +153,21 @@ class FreshTable:
         wholes = await map_concurrently(fit, commits.blocks.whole, at_once=REQUESTS_AT_ONCE)
         wholes.sort(key=lambda one: (one.stored_ns, one.path))
         exposure, limited = commits.leading.exposure, self._limit(wholes)
-        fitting = await exposure.list_fitting(commits.store, table, limited)
+        fitting, _ = await exposure.list_fitting(commits.store, table, limited)
         by_stream: dict[str, list[Stored]] = defaultdict(list)
         for one in fitting:
             by_stream[one.stream].append(one)
         masked: list[Stored] = []
         for stream, mine in by_stream.items():
             masked += await _mask(commits, table, stream, mine)
-        found = await exposure.list_fitting(commits.store, table, masked)
+        found, columns = await exposure.list_fitting(commits.store, table, masked)
         reasons |= dict.fromkeys((one.path for one in wholes), FULL)
         reasons |= dict.fromkeys((one.path for one in limited), UNFIT)
         reasons |= dict.fromkeys((one.path for one in fitting), REPEATED)
         reasons |= dict.fromkeys((one.path for one in masked), UNFIT)
         reasons |= dict.fromkeys((one.path for one in found), "")
         self._waiting |= {path: reason for path, reason in reasons.items() if reason}
-        return found
+        return found, columns
 
     def _refuse(self, one: Stored) -> str:
         """Return why engines can't open a block, or no merge will replace it; "" if they can, and one will."""

@@ -133,7 +133,7 @@ class TableCommits:
             if left := Sequences.from_bytes(one.sequences) - _sequences(came, one.stream):
                 masked.append(msgspec.structs.replace(one, sequences=left.to_bytes()))
         if masked:
-            masked = await self.leading.exposure.list_fitting(self.store, after, masked)
+            masked, _ = await self.leading.exposure.list_fitting(self.store, after, masked)
         return [*consumed, *overlapping], masked
 
     async def _find_overlapping(

@@ -72,13 +72,13 @@ class LoadedExposure:
         loaded = await self._for(table) or Unexposed()
         return await loaded.expose(store, table, came=came, gone=gone, files=files, token=token, now=now)
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> list[Stored]:
-        """Return those of the blocks that the table can show to engines as they are."""
+    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+        """Return those of the blocks that the table can show to engines, and its columns with theirs."""
         if blocks and is_reachable(self.store, self.rule.location):
             if self._loaded is None:
                 self._loaded = await asyncio.to_thread(_exposer, self.store, self.rule, self.node)
             return await self._loaded.list_fitting(store, table, blocks)
-        return []
+        return [], table.columns
 
     async def announce(self, store: Store, table: Table) -> None:
         """Announce a committed table to readers that do not read the head."""

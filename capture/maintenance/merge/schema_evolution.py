@@ -152,6 +152,18 @@ def evolve(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
     return pa.schema(fields.values())
 
 
+def add_block(table: pa.Schema, block: pa.Schema) -> pa.Schema:
+    """Return the table's typed columns with those of a block: new ones are added, others widened as `evolve` does."""
+    return evolve(table, [pa.schema(list(typed_part(block, of_table=False).values()))])
+
+
+def unite(table: str, merged: str) -> str | None:
+    """Return the table's typed columns with those of merged files, as texts; None if a column has two other types."""
+    files = read_columns(merged)
+    both = evolve(read_columns(table), [files])
+    return write_columns(both) if all(both.field(one.name).type == one.type for one in files) else None
+
+
 def adapt(kind: pa.DataType) -> pa.DataType:
     """Return the type of a table's column for values of this type: one that Iceberg and Spark have."""
     types = pa.types
