@@ -19,6 +19,7 @@ from capture.archive.picture import read_picture
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.errors import ManifestError
+from capture.verification import index_audit
 from capture.verification.audit import audit as audit_of
 
 WHATS = ("root", "inner", "leaf", "set", "held")
@@ -316,13 +317,14 @@ async def test_entries_in_another_order_and_sets_that_are_wrong_are_told():
         for some in ([], [one.first, one.last, one.last + 1], [one.first - 1, one.last], [one.last + 2**40])
     ]
     fewer = msgspec.structs.replace(one, count=0)
+    longer = msgspec.structs.replace(one, last=one.last + 1, count=2)
     apart = msgspec.structs.replace(leaf.entries[0], sequences=b"", apart=await put(archived, Manifest, no_set))
     for entries, said in (
         (leaf.entries[::-1], "{leaf} is damaged: its entries are out of order"),
         (broken, f"{{leaf}} is damaged: the record of {one.path}: not a set of sequences"),
         *(
             ([wrong, *leaf.entries[1:]], f"{{leaf}} is damaged: the record of {one.path} says {wrong.count} rows from ")
-            for wrong in (fewer, *(msgspec.structs.replace(one, sequences=some) for some in wrong_sets))
+            for wrong in (fewer, longer, *(msgspec.structs.replace(one, sequences=some) for some in wrong_sets))
         ),
         ([apart, *leaf.entries[1:]], f"{page_path(Manifest.PAGES, apart.apart)} is damaged: not a set of sequences"),
     ):
@@ -330,6 +332,20 @@ async def test_entries_in_another_order_and_sets_that_are_wrong_are_told():
         await recommit(archived, Manifest, msgspec.structs.replace(document.index, root=name, leaf=data))
         [problem] = (await audit(archived, deep=True)).problems
         assert problem.startswith(said.format(leaf=page_path(Manifest.PAGES, name)))
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 100])
+async def test_sums_are_the_same_however_many_sets_are_joined_at_a_time(waiting, monkeypatch):
+    monkeypatch.setattr(index_audit, "MOST_WAITING", waiting)
+    archived = await wide_archive(monkeypatch)
+    document = await chain.read(archived.store, archived.heads[Manifest].head, Manifest)
+    twice = Sequences.from_text(document.index.streams[STREAM].twice)
+    assert twice
+    assert (await audit(archived, deep=True)).ok
+    wrong = {STREAM: msgspec.structs.replace(document.index.streams[STREAM], twice="")}
+    await recommit(archived, Manifest, msgspec.structs.replace(document.index, streams=wrong))
+    [problem] = (await audit(archived, deep=True)).problems
+    assert f"none sequences that are stored twice of {STREAM}, and its index has {twice.describe()}" in problem
 
 
 # --- leaders that go on ----------------------------------------------------------------------------------------------

@@ -135,6 +135,19 @@ async def test_blocks_that_are_shown_wrongly_are_told(world):
             assert all(text.startswith(f"{path} is wrong: {said}") for text in problems), problems
 
 
+async def test_a_set_that_is_not_in_the_range_of_its_record_is_told(world):
+    one, *others = await world.shown()
+    held = Sequences.from_bytes(one.sequences)
+    for wrong in (held.last + 2000, one.first - 9):
+        sequences = Sequences.from_iterable([*held, wrong][1:]).to_bytes()
+        await world.show([*others, msgspec.structs.replace(one, sequences=sequences)])
+        for deep in (False, True):
+            [problem] = (await world.audit(deep=deep)).problems
+            assert (
+                f" is damaged: the record of {one.path} says {one.count} rows from {one.first} to {one.last}" in problem
+            )
+
+
 async def test_totals_of_shown_blocks_that_are_not_those_of_the_pages_are_told(world):
     table = await world.document(Table)
     total = table.shown.streams[STREAM]
