@@ -150,7 +150,8 @@ class Chaos:
             Node(f"node-{number}", servers[number % len(servers)], store, folder, options.settings(), program)
             for number in range(options.nodes)
         ]
-        self._struck = options.faults or schedule(store.kind, options.kills, options.seed)
+        kind = "fresh" if options.fresh else store.kind
+        self._struck = options.faults or schedule(kind, options.kills, options.seed)
         rate = options.messages / (options.every * len(self._struck))
         self._load = Load(options.stream, seed=options.seed, messages=options.messages, rate=rate)
         faults = Faults(natty, self.nodes, servers, store, options)

@@ -19,6 +19,7 @@ from natty.config.units import parse_time
 
 KILLING = ("kill", "kill_put", "kill_sweep", "kill_table")
 KILLS = {"folder": {"kill": 8, "kill_sweep": 2}, "s3": {"kill": 5, "kill_put": 3, "kill_sweep": 2}}
+KILLS["fresh"] = KILLS["folder"] | {"kill_table": 4}  # of a folder whose table is fresh
 OTHERS = {"stop": 4, "term": 3, "cut": 2, "half_open": 2, "mute": 2, "server": 2, "fail": 2, "full": 2}
 REMOVALS = {"purge": 3, "rollup": 2, "delete": 2}
 OF_S3 = {"store": 2, "hang": 2, "lie": 2, "lose": 2}
