@@ -107,7 +107,12 @@ async def read_picture(
     where: Where = ALL,
 ) -> Picture:
     """Return the archive as last committed, with the objects that `where` finds. Raises as `read_documents` does."""
-    picture = await read_documents(store, manifest_head, table_head, check=check, where=where)
+    return await load_objects(store, await read_documents(store, manifest_head, table_head, check=check, where=where))
+
+
+async def load_objects(store: Store, picture: Picture) -> Picture:
+    """Return a picture of `read_documents` with its objects. Raises as `scan`."""
+    where = picture.where
     return Picture(await load(store, picture.manifest, where), await load(store, picture.table, where), where)
 
 

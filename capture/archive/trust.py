@@ -12,7 +12,7 @@ from capture.archive import chain
 from capture.archive.chain import HeadReader, latest_offline
 from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import TABLE, Manifest, Stored, is_encrypted, list_blocks
-from capture.archive.picture import Picture, read_picture
+from capture.archive.picture import Picture, load_objects, read_documents
 from capture.archive.recording import Recording
 from capture.archive.signing import PublicKeys
 from capture.archive.table import Table
@@ -50,7 +50,7 @@ class Trust:
 
     def check_objects(self, objects: Iterable[Stored]) -> None:
         """Raise CipherError if an object must be encrypted and is not."""
-        if refused := self.list_refused(objects):
+        if self.encrypted_only and (refused := self.list_refused(objects)):
             more = f", nor are {len(refused) - 1:,} others" if len(refused) > 1 else ""
             raise CipherError(f"{refused[0]}{more}: see `capture verify`")
 
@@ -65,19 +65,29 @@ async def read_trusted(
     trust: Trust,
     where: Where = ALL,
 ) -> Picture:
-    """Return the archive as last committed, if it can be trusted; without heads, by the newest documents in the store.
-    Only the objects that `where` finds are listed.
+    """Return the archive as `read_trusted_documents` does, with the objects that `where` finds. Raises as `scan`."""
+    return await load_objects(store, await read_trusted_documents(store, manifest_head, table_head, trust, where))
 
-    Raises as `read_picture` does, SignatureError for a document that is not signed as required, and ManifestError if
+
+async def read_trusted_documents(
+    store: Store,
+    manifest_head: HeadReader | None,
+    table_head: HeadReader | None,
+    trust: Trust,
+    where: Where = ALL,
+) -> Picture:
+    """Return the archive as last committed, if it can be trusted; without heads, by the newest documents in the store.
+
+    Raises as `read_documents` does, SignatureError for a document that is not signed as required, and ManifestError if
     the newest recording names a later manifest than the newest one there is.
     """
     heads = (
         manifest_head or partial(latest_offline, store, Manifest),
         table_head or partial(latest_offline, store, Table),
     )
-    picture = await read_picture(store, *heads, check=trust.check_document, where=where)
+    picture = await read_documents(store, *heads, check=trust.check_document, where=where)
     while manifest_head is None and (ahead := await _find_missing_manifest(store, picture, trust)):
-        before, picture = picture, await read_picture(store, *heads, check=trust.check_document, where=where)
+        before, picture = picture, await read_documents(store, *heads, check=trust.check_document, where=where)
         if picture == before:
             raise ManifestError(ahead)
     if manifest_head is None and trust.public_keys is not None and not picture.manifest.number:

@@ -52,7 +52,7 @@ class Commands(LateGroup):
             "Print the archive's heads as JSON lines, to store elsewhere: capture verify --noted compares them.",
         ),
         "ls": Place(
-            "capture.cli.archive:ls",
+            "capture.cli.ls:ls",
             "List the archive's blocks and table files, from the newest manifest and table in the store.",
         ),
         "cat": Place(

@@ -1,4 +1,4 @@
-"""`capture sweep`, `compact` and `ls`: run a leader's task once, list the archive."""
+"""`capture sweep` and `compact`: run a leader's task once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import msgspec
 import typer
 
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, Office, TermHead
-from capture.archive.identity import archive_name, claim, require_archive
-from capture.archive.picture import Picture
-from capture.archive.trust import read_trusted
+from capture.archive.identity import claim, require_archive
 from capture.cli import settings
 from capture.cli.compaction_preview import list_due_groups, show_due_groups
 from capture.cli.sweep_preview import list_removable, show_removable
@@ -22,14 +20,13 @@ from capture.errors import CaptureError, CompactionError
 from capture.ingest.source import stream_info
 from capture.node.leader_tasks import Duty, Sweeps
 from capture.spark import SparkDriver
-from capture.stores import Store, open_store
+from capture.stores import open_store
 from natty import Natty, Term
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.run import run_async
-from natty.cli.tables import print_document, print_table
+from natty.cli.tables import print_document
 from natty.cli.terminal import say
-from natty.config.units import write_count
 from natty.elections import default_node_name
 
 Offline = Annotated[bool, typer.Option("--offline", help="Use the newest documents in the store, without NATS.")]
@@ -178,40 +175,6 @@ async def run_elected(
             f" this command was not elected within {wait:g} s. Stop the nodes first, or give a longer --wait"
         )
     return await running
-
-
-def ls(
-    config: settings.Config = None,
-    stream: settings.Stream = None,
-    store: settings.Store = None,
-    public_key: settings.PublicKey = None,
-    encrypted_only: settings.EncryptedOnly = False,
-    as_json: settings.Json = False,
-) -> None:
-    """List the archive's blocks and table files, from the newest manifest and table in the store. Needs no server."""
-    flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
-    wanted = settings.archive(config, flags, {}, needs=("store",))
-    picture = run_async(_read_archive(open_store(wanted.store), wanted))
-    if as_json:
-        print_document(msgspec.to_builtins({"blocks": picture.blocks, "table": picture.files}))
-        return
-    rows = [
-        (one.path, kind, *(f"{n:,}" for n in (one.count, one.bytes, one.first, one.last)))
-        for kind, files in (("block", picture.blocks), ("table", picture.files))
-        for one in sorted(files, key=lambda one: (one.key, one.first))
-    ]
-    print_table(("path", "kind", ">messages", ">bytes", ">first", ">last"), rows)
-    numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
-    say(f"{numbers}: {write_count(len(picture.blocks), 'block')}, {write_count(len(picture.files), 'table file')}")
-
-
-async def _read_archive(store: Store, config: CaptureConfig) -> Picture:
-    """Return the newest state in the store, if it can be trusted. Raises CaptureError."""
-    await require_archive(store)
-    trust = config.trust(await archive_name(store))
-    picture = await read_trusted(store, None, None, trust)
-    trust.check_objects([*picture.blocks, *picture.files])
-    return picture
 
 
 def _show(report: Any, as_json: bool) -> None:

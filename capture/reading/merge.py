@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ from capture.formats.batches import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.sweep import find_existing, read_entries
 from capture.reading.cursor import Cursor, position, read_share
-from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
+from capture.reading.shares import EVERYTHING, Selection, Share, shares
 from capture.reading.spool import Room, Spooled, Work, keep, spool
 from capture.stores.contract import Store
 from natty import Natty
@@ -142,7 +142,7 @@ class GoneError(NotStoredError):
 
 async def merge_shares(
     store: Store,
-    plan: Sequence[Share],
+    plan: Iterable[Share] | AsyncGenerator[Share, None],
     *,
     keys: Keys | None = None,
     columns: Sequence[str] = SCHEMA.names,
@@ -151,22 +151,23 @@ async def merge_shares(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the messages of a plan of `shares`, in order. Raises as `stored` does, and GoneError.
 
-    Objects of different keys and nodes overlap, so FAN_IN are open at once. `also` are rows of other sequences that
-    are merged with them. It takes `memory_bytes`, and the memory of FAN_IN messages if they are larger than a piece.
+    A plan may be made while it is read. It is sorted by the first sequences of its shares. Objects of different keys
+    and nodes overlap, so FAN_IN are open at once. `also` are rows of other sequences that are merged with them. It
+    takes `memory_bytes`, and the memory of FAN_IN messages if they are larger than a piece.
     """
-    opener = _Opener(plan, keys, columns, memory_bytes)
-    waiting = deque(plan)
+    opener = _Opener(keys, columns, memory_bytes)
     active = [Cursor(iter([also]), len(also))] if also else []
     worker = ThreadPoolExecutor(1, "capture-merge")  # Arrow reuses freed memory in the same thread only
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
-    async with aclosing(_spool_ahead(store, plan, opener.room, work, memory_bytes // 8)) as spooled:
+    async with _Ahead(store, plan, opener.room, work, memory_bytes // 8) as waiting:
         try:
-            while waiting or active:
-                while waiting and waiting[0].given.first <= min((one.head for one in active), default=MAXIMUM):
+            while (upcoming := await waiting.find_first()) is not None or active:
+                while upcoming is not None and upcoming <= min((one.head for one in active), default=MAXIMUM):
                     if len(active) >= FAN_IN:
                         await work(opener.fold, active)
-                    await work(opener.open, waiting.popleft(), await anext(spooled), active)
-                upto = waiting[0].given.first - 1 if waiting else MAXIMUM
+                    await work(opener.open, *await waiting.take(), active)
+                    upcoming = await waiting.find_first()
+                upto = MAXIMUM if upcoming is None else upcoming - 1
                 rows = await work(_step, active, upto, opener.piece_bytes)
                 active = [one for one in active if not one.ended]
                 for batch in rows:
@@ -194,10 +195,9 @@ def _step(active: list[Cursor], upto: int, most_bytes: int) -> list[pa.RecordBat
 class _Opener:
     """Opens objects and divides the memory among those that are open at the same time."""
 
-    def __init__(self, plan: Sequence[Share], keys: Keys | None, columns: Sequence[str], memory_bytes: int) -> None:
-        together = min(FAN_IN, max(1, widest(plan)))
+    def __init__(self, keys: Keys | None, columns: Sequence[str], memory_bytes: int) -> None:
         self.room = Room(memory_bytes // 4)
-        self.piece_bytes = max(SMALLEST_PIECE, min(PIECE_BYTES, memory_bytes // 4 // together))
+        self.piece_bytes = max(SMALLEST_PIECE, min(PIECE_BYTES, memory_bytes // 4 // FAN_IN))
         self._keys = keys
         self._columns = columns
         self._where_it_is: Cursor | None = None
@@ -234,28 +234,61 @@ class _Opener:
             cursors = [one for one in cursors if not one.ended]
 
 
-async def _spool_ahead(
-    store: Store, plan: Sequence[Share], room: Room, work: Work, ahead_bytes: int
-) -> AsyncGenerator[Spooled, None]:
-    """Yield the objects of a plan. AHEAD are fetched in advance, or AHEAD_SMALL within these bytes. GoneError."""
-    waiting = deque(share.stored for share in plan)
-    fetched: deque[tuple[int, asyncio.Task[Spooled]]] = deque()
-    try:
-        while waiting or fetched:
-            size = sum(size for size, _ in fetched)
-            while waiting and len(fetched) < AHEAD_SMALL:
-                size += waiting[0].bytes
-                if len(fetched) >= AHEAD and size > ahead_bytes:
-                    break
-                one = waiting.popleft()
-                fetched.append((one.bytes, asyncio.create_task(_fetch(store, one, room, work))))
-            yield await fetched.popleft()[1]
-    finally:
-        for _, task in fetched:
-            task.cancel()
-        for done in await asyncio.gather(*(task for _, task in fetched), return_exceptions=True):
+class _Ahead:
+    """The objects of a plan: AHEAD are fetched in advance, or AHEAD_SMALL within `ahead_bytes`."""
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Iterable[Share] | AsyncGenerator[Share, None],
+        room: Room,
+        work: Work,
+        ahead_bytes: int,
+    ) -> None:
+        self._plan: AsyncGenerator[Share, None] = plan if isinstance(plan, AsyncGenerator) else _in_turn(plan)
+        self._store, self._room, self._work, self._ahead_bytes = store, room, work, ahead_bytes
+        self._next: Share | None = None
+        self._fetched: deque[tuple[Share, asyncio.Task[Spooled]]] = deque()
+        self._size = 0  # bytes of those that are fetched
+
+    async def __aenter__(self) -> Self:
+        self._next = await anext(self._plan, None)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._plan.aclose()
+        tasks = [task for _, task in self._fetched]
+        for one in tasks:
+            one.cancel()
+        for done in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(done, Spooled):
                 done.close()
+
+    async def find_first(self) -> int | None:
+        """Return the first sequence of the next share; None if there is none."""
+        while self._next is not None and len(self._fetched) < AHEAD_SMALL:
+            size = self._next.stored.bytes
+            if len(self._fetched) >= AHEAD and self._size + size > self._ahead_bytes:
+                break
+            self._fetched.append(
+                (self._next, asyncio.create_task(_fetch(self._store, self._next.stored, self._room, self._work)))
+            )
+            self._size += size
+            self._next = await anext(self._plan, None)
+        return self._fetched[0][0].given.first if self._fetched else None
+
+    async def take(self) -> tuple[Share, Spooled]:
+        """Return the next share and its object. There must be one. GoneError."""
+        share, fetching = self._fetched[0]
+        spooled = await fetching
+        self._fetched.popleft()
+        self._size -= share.stored.bytes
+        return share, spooled
+
+
+async def _in_turn(plan: Iterable[Share]) -> AsyncGenerator[Share, None]:
+    for share in plan:
+        yield share
 
 
 async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:

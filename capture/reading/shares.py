@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -128,21 +128,36 @@ def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list
     Files of the table are preferred to blocks, and formats that keep whole messages to those that do not. FormatError
     if a record does not name the sequences of its object.
     """
-    objects = [one for one in objects if selection.may_be_in(one)]
-    preferred = sorted(
-        objects, key=lambda one: (not format_of(one.format).restorable, not one.path.startswith(TABLE), one.path)
-    )
-    sets = [(one, parse_sequences(one)) for one in preferred]
-    contested = Sequences.find_repeated(mine for _, mine in sets)
-    claimed = Sequences()
-    plan = []
-    for one, mine in sets:
-        disputed = mine & contested
-        its = selection.among(mine - (disputed & claimed))
+    sets = [(one, parse_sequences(one)) for one in objects if selection.may_be_in(one)]
+    lost = settle(sets, Sequences.find_repeated(mine for _, mine in sets))
+    plan = [share_of(one, mine, lost.get(one.path), selection) for one, mine in sets]
+    return sorted((share for share in plan if share.given), key=lambda share: (share.given.first, share.stored.path))
+
+
+def share_of(
+    stored: Stored, mine: Sequences, lost: Sequences | None = None, selection: Selection = EVERYTHING
+) -> Share:
+    """Return what an object gives that holds these sequences, of which other objects give the `lost` ones."""
+    its = selection.among(mine if lost is None else mine - lost)
+    return Share(stored, its, mine - its)
+
+
+def settle(sets: Iterable[tuple[Stored, Sequences]], contested: Sequences) -> dict[str, Sequences]:
+    """Return by path what an object does not give since another one does; `contested` are at least these sequences."""
+    disputes = [(one, disputed) for one, mine in sets if (disputed := mine & contested)]
+    disputes.sort(key=lambda of: (not keeps_whole(of[0].format), not of[0].path.startswith(TABLE), of[0].path))
+    claimed, lost = Sequences(), {}
+    for one, disputed in disputes:
+        if taken := disputed & claimed:
+            lost[one.path] = taken
         claimed |= disputed
-        if its:
-            plan.append(Share(one, its, mine - its))
-    return sorted(plan, key=lambda share: (share.given.first, share.stored.path))
+    return lost
+
+
+@lru_cache(maxsize=64)  # asked for each object
+def keeps_whole(format: str) -> bool:
+    """Return whether a format, as in a record, keeps messages whole."""
+    return format_of(format).restorable
 
 
 def plan_shares(objects: Iterable[Stored]) -> list[Share]:
@@ -161,16 +176,6 @@ def parse_sequences(stored: Stored) -> Sequences:
     except ValueError:
         pass
     raise FormatError(f"the record of {stored.path} has no readable sequences")
-
-
-def widest(plan: Sequence[Share]) -> int:
-    """Return the largest number of objects that must be open at once."""
-    ends = sorted([(share.given.first, 1) for share in plan] + [(share.given.last + 1, -1) for share in plan])
-    most = now = 0
-    for _, change in ends:
-        now += change
-        most = max(most, now)
-    return most
 
 
 def sequences_of(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> Sequences:

@@ -35,9 +35,10 @@ from capture.ingest.record import Records
 from capture.partitioners import partitioner
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.contents import check_settings, check_state, consumers_of
-from capture.restoring.past import Window, list_held_then, read_past
+from capture.restoring.past import Window, read_past
 from capture.restoring.pick import rows_of
-from capture.restoring.plan import EXACT, Options, Target, plan_restore
+from capture.restoring.plan import EXACT, Options, Target
+from capture.restoring.prepare import draw_plan
 from capture.restoring.s2 import unpack
 from capture.stores import Store
 from natty import Batch
@@ -241,14 +242,14 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
     began = time.monotonic()
     past = await read_past(None, config, store, Window())
     target = Target(version=EXACT, streams={})
-    plan = plan_restore(past, list_held_then(past, Window()), Options(), target, now=time.time())
+    plan = await draw_plan(past, Options(), target, store)
     state = plan.state() | {"consumer_count": len(plan.consumers)}
     await to_thread(_make_empty, folder)
     try:
         with (folder / WRITTEN).open("xb") as file:
             archive = ArchiveWriter(now_ns=time.time_ns())
             await to_thread(file.write, archive.begin(state, plan.consumers))
-            async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=config.keys())) as tables:
+            async with aclosing(rows_of(store, plan.supply, plan.wanted, keys=config.keys())) as tables:
                 async for rows in tables:
                     file.write(await to_thread(archive.add, rows))
             file.write(archive.end())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,15 +10,18 @@ from capture.archive.chain import Document, Head, latest_offline, read
 from capture.archive.heads import head_readers
 from capture.archive.history import recording_at
 from capture.archive.identity import archive_name, list_claimed, require_archive
+from capture.archive.index.contents import Indexes
 from capture.archive.index.tree import Where
-from capture.archive.manifest import TABLE, Manifest, Stored, is_outside, list_blocks
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.picture import find_unadopted
 from capture.archive.recording import Configuration, Recording, StreamRecord
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.archive.trust import read_trusted
+from capture.archive.trust import read_trusted_documents
 from capture.config.settings import CaptureConfig
-from capture.errors import RestoreRefusedError
+from capture.errors import ManifestError, RestoreRefusedError
 from capture.maintenance.sweep import read_entries
+from capture.reading.inventory import Inventory
 from capture.stores import Store
 from capture.verification.audit import HeadReaders, audit
 from natty import Natty
@@ -49,7 +52,8 @@ class Past:
     """The state of a stream at a moment, as the archive knows it.
 
     `record` is the last one recorded by then, or None. `recorded` is its time (Unix seconds). `config` was in force.
-    `held` are all sequences that `objects` hold, `removed` those that the archive's retention removed.
+    `objects` are those of the stream. `held` are all sequences that they hold, `removed` those that the archive's
+    retention removed.
     """
 
     stream: str
@@ -57,7 +61,7 @@ class Past:
     config: dict[str, Any]
     record: StreamRecord | None
     recorded: float
-    objects: list[Stored]
+    objects: Inventory
     held: Sequences
     removed: Sequences
 
@@ -129,10 +133,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     if problems := (*audited.problems, *unreadable):
         more = f", and {len(problems) - 1:,} more problems" if len(problems) > 1 else ""
         raise RestoreRefusedError(f"{problems[0]}{more}: see `capture verify`")
-    trust = config.trust(archive)
-    picture = await read_trusted(
-        store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust, Where(stream=config.stream)
-    )
+    objects = await _take_inventory(config, store, heads, archive, entries)
     newest = await read(store, await _newest(store, heads, Recording)(), Recording)
     if config.stream not in newest.streams or not newest.streams[config.stream].configurations:
         raise RestoreRefusedError(
@@ -140,9 +141,6 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
             f" recorded ones: {', '.join(newest.streams) or 'none'}"
         )
     then = newest if window.at_ns is None else await recording_at(store, newest, window.at_ns / 1e9)
-    objects = [*picture.blocks, *picture.files, *picture.list_unadopted(entries)]
-    trust.check_objects(objects)
-    await _check_all_exist(store, objects)
     return Past(
         stream=config.stream,
         archive=archive,
@@ -150,9 +148,27 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
         record=then.streams.get(config.stream) if then else None,
         recorded=then.created if then else 0.0,
         objects=objects,
-        held=Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects),
-        removed=picture.removed.get(config.stream, Sequences()),
+        held=await objects.find_held(config.stream),
+        removed=objects.removed.get(config.stream, Sequences()),
     )
+
+
+async def _take_inventory(
+    config: CaptureConfig, store: Store, heads: HeadReaders, archive: str, entries: Iterable[Stored]
+) -> Inventory:
+    """Return the objects of the stream, adopted, in the table, or in these entries, which were read before."""
+
+    async def renew() -> Inventory:
+        entries, unreadable = await read_entries(store)
+        if unreadable:
+            raise ManifestError(unreadable[0])
+        return await _take_inventory(config, store, heads, archive, entries)
+
+    trust, where = config.trust(archive), Where(stream=config.stream)
+    newest = _newest(store, heads, Manifest), _newest(store, heads, Table)
+    picture = await read_trusted_documents(store, *newest, trust, where)
+    waiting = await find_unadopted(Indexes(store), picture, entries)
+    return Inventory(store, picture, waiting, trust=trust, renew=renew)
 
 
 def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[[], Awaitable[Head | None]]:
@@ -161,18 +177,3 @@ def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[
         return head or await latest_offline(store, kind)
 
     return newest
-
-
-async def _check_all_exist(store: Store, objects: list[Stored]) -> None:
-    """RestoreRefusedError unless every object exists with its recorded size."""
-    outside = any(is_outside(one.path) for one in objects)
-    listed = await list_blocks(store, outside=outside) + await store.list(TABLE) if objects else []
-    sizes = {one.path: one.bytes for one in listed}
-    wrong = [
-        f"{one.path} is missing" if one.path not in sizes else f"{one.path} has another size than its record says"
-        for one in objects
-        if sizes.get(one.path) != one.bytes
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 1:,} more such objects" if len(wrong) > 1 else ""
-        raise RestoreRefusedError(f"{wrong[0]}{more}: see `capture verify`")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pyarrow as pa
 
 from capture.archive.encryption import Keys
-from capture.archive.manifest import Stored
-from capture.archive.sequences import Sequences
-from capture.formats import reader
-from capture.reading.merge import merge_shares
-from capture.reading.shares import Selection, narrow, shares
+from capture.archive.sequences import MAXIMUM, Sequences
+from capture.errors import ManifestError, NotStoredError
+from capture.reading.merge import GoneError, merge_shares
+from capture.reading.shares import Selection, Share
+from capture.reading.supply import SetSum, Supply
 from capture.restoring.archive import COLUMNS, as_columns
 from capture.stores.contract import Store
 
@@ -22,46 +22,55 @@ KEPT = [*COLUMNS.names, "subject_raw"]
 
 
 async def rows_of(
-    store: Store, objects: Iterable[Stored], wanted: Sequences, *, keys: Keys | None = None
+    store: Store, supply: Supply, wanted: Sequences, *, keys: Keys | None = None
 ) -> AsyncGenerator[pa.Table, None]:
-    """Yield these messages from the objects of a stream, with `archive.COLUMNS`: ascending, each once.
+    """Yield these messages of a stream, with `archive.COLUMNS`: ascending, each once.
 
-    Objects that hold none of them are not read. Raises the errors of `reading.merge.merge_shares`.
+    Objects that hold none of them are not read. If an object or a page of the index was replaced and deleted meanwhile,
+    it continues with the archive as it is then. Raises the errors of `reading.merge.merge_shares` and `Supply.shares`.
     """
-    plan = narrow(shares(objects), wanted)
-    async with aclosing(merge_shares(store, plan, keys=keys, columns=KEPT, memory_bytes=MEMORY_BYTES)) as batches:
-        async for batch in batches:
-            yield as_columns(batch)
+    last, failed = 0, ""
+    while True:
+        plan = supply.shares(wanted)
+        try:
+            async with aclosing(merge_shares(store, plan, keys=keys, columns=KEPT, memory_bytes=MEMORY_BYTES)) as each:
+                async for batch in each:
+                    last = batch.column("sequence")[-1].as_py()
+                    yield as_columns(batch)
+            return
+        except (NotStoredError, ManifestError) as error:
+            newer = await supply.renew(last) if _is_gone(error) and str(error) != failed else None
+            if newer is None:
+                raise
+            supply, wanted, failed = newer, wanted.within(last + 1, MAXIMUM), str(error)
+
+
+def _is_gone(error: NotStoredError | ManifestError) -> bool:
+    """Return whether something was deleted that an earlier state of the archive had."""
+    return isinstance(error, GoneError) or isinstance(error.__cause__, NotStoredError)
 
 
 async def find_selected(
-    store: Store, objects: Iterable[Stored], selection: Selection, wanted: Sequences, *, keys: Keys | None = None
+    store: Store, supply: Supply, selection: Selection, wanted: Sequences, *, keys: Keys | None = None
 ) -> Sequences:
     """Return the wanted sequences that are selected. An object is read only if its record does not decide it.
 
-    Raises the errors of `reading.merge.merge_shares`.
+    Raises the errors of `reading.merge.merge_shares` and `Supply.shares`.
     """
-    plan = narrow(shares(objects, selection), wanted)
-    found = [share.given for share in plan if selection.takes_all_of(share.stored)]
-    doubtful = [share for share in plan if not selection.takes_all_of(share.stored)]
+    found = SetSum()
+
+    async def list_doubtful() -> AsyncGenerator[Share, None]:
+        async with aclosing(supply.shares(wanted, selection)) as plan:
+            async for share in plan:
+                if selection.takes_all_of(share.stored):
+                    found.add(share.given, len(share.stored.sequences))
+                else:
+                    yield share
+
     columns = ["sequence", *sorted(selection.columns)]
     async with aclosing(
-        merge_shares(store, doubtful, keys=keys, columns=columns, memory_bytes=MEMORY_BYTES)
+        merge_shares(store, list_doubtful(), keys=keys, columns=columns, memory_bytes=MEMORY_BYTES)
     ) as batches:
         async for batch in batches:
-            found.append(Sequences.from_iterable(selection.of(batch).column("sequence").to_pylist()))
-    return Sequences.union_of(found)
-
-
-def unfit(objects: Iterable[Stored]) -> list[str]:
-    """Return the paths of objects from which no exact restore is possible: their format does not keep whole messages.
-
-    FormatError if this version does not know a format.
-    """
-    return [one.path for one in objects if not reader(one.format).restorable]
-
-
-def fit(objects: Sequence[Stored]) -> list[Stored]:
-    """Return the others. FormatError."""
-    spoilt = set(unfit(objects))
-    return [one for one in objects if one.path not in spoilt]
+            found.add(Sequences.from_iterable(selection.of(batch).column("sequence").to_pylist()), batch.nbytes)
+    return found.all

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
 
-from capture.archive.manifest import Stored
 from capture.archive.recording import Consumer, Position, resume
 from capture.archive.sequences import MAXIMUM, Sequences
-from capture.reading.merge import FAN_IN
+from capture.reading.supply import Supply
 from capture.restoring.past import Past, Window, bounds
-from capture.restoring.pick import unfit
+from capture.restoring.survey import Survey
 from capture.restoring.uptake import LEVEL, MARK, own_metadata
 from natty.config.units import write_count
 from natty.names import overlap
@@ -58,7 +56,8 @@ class Target:
 class Plan:
     """What a restore will do. `wanted` are the messages' sequences, `gaps` the others between the first and the last.
 
-    `config` and `consumers` are the final ones. `not_kept` has a sentence for each thing that won't be as it was,
+    `supply` has the messages: `objects` objects, `crowded` of them overlap with many others. `config` and `consumers`
+    are the final ones. `not_kept` has a sentence for each thing that won't be as it was,
     `obstacles` one for each reason why the restore is not possible. If not `exact`, the messages are published again,
     see `capture.restoring.replay`.
     """
@@ -67,7 +66,9 @@ class Plan:
     name: str
     config: Mapping[str, Any]
     consumers: list[dict[str, Any]]
-    objects: list[Stored]
+    supply: Supply
+    objects: int
+    crowded: int
     wanted: Sequences
     first: int
     last: int
@@ -85,8 +86,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Estimated duration if server, store and machine are idle and near each other."""
-        merged = _count_crowded(self.objects)
-        opened = merged * A_MERGED_OBJECT + (len(self.objects) - merged) * AN_OBJECT
+        opened = self.crowded * A_MERGED_OBJECT + (self.objects - self.crowded) * AN_OBJECT
         return self.messages / A_SECOND[self.exact] + opened
 
     def state(self) -> dict[str, Any]:
@@ -94,34 +94,44 @@ class Plan:
         return {"messages": self.messages, "bytes": self.bytes, "first_seq": self.first, "last_seq": self.last}
 
 
-def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target, *, now: float) -> Plan:
-    """Plan the restore of the chosen messages, with the configuration and consumers of the stream."""
-    spoilt = set(unfit(past.objects))
-    objects = [one for one in past.objects if one.path not in spoilt]
-    there = wanted & Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects)
+def find_too_old(config: Mapping[str, Any], now: float) -> float:
+    """Return the time before which a stream's max_age deletes messages (Unix nanoseconds); 0.0 if it has none."""
+    return now * 1e9 - age if (age := config.get("max_age")) else 0.0
+
+
+def plan_restore(
+    past: Past, survey: Survey, supply: Supply, wanted: Sequences, options: Options, target: Target
+) -> Plan:
+    """Plan the restore of the chosen messages, with the configuration and consumers of the stream.
+
+    `survey` and `supply` are of the objects that may hold these messages.
+    """
+    there = wanted & survey.fit
     first, last = _ends(past, options.window, there)
     exact = target.version >= EXACT
     config, cut = _target_config(past, options, exact)
     consumers, left = _consumers(past, options, there, last, exact)
     gaps = Sequences.from_range(first, last) - there
-    unrestorable = list(_report_unrestorable(wanted - there, spoilt))
+    unrestorable = list(_report_unrestorable(wanted - there, survey))
     not_kept = [
         *cut,
         *unrestorable,
         *_report_missing(past, options.window, gaps - (wanted - there)),
         *left,
-        *_report_too_old(config, objects, there, now),
+        *_report_too_old(config, survey, there),
         *_always(past, consumers, exact),
     ]
     state = past.record.state if past.record else {}
     share = len(there) / state["messages"] if state.get("messages") else 0.0
-    size = int(state["bytes"] * share) if share else sum(one.bytes for one in objects)
+    size = int(state["bytes"] * share) if share else survey.bytes
     return Plan(
         stream=past.stream,
         name=config["name"],
         config=config,
         consumers=consumers,
-        objects=objects,
+        supply=supply,
+        objects=survey.objects,
+        crowded=survey.count_crowded(),
         wanted=there,
         first=first,
         last=last,
@@ -134,17 +144,6 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
             + ([] if options.replay else [*obstacles(past, config, options, target, size)])
         ),
     )
-
-
-def _count_crowded(objects: Iterable[Stored]) -> int:
-    """Return how many objects overlap with as many others as a merge has open."""
-    count, open_ends = 0, list[int]()
-    for one in sorted(objects, key=lambda one: one.first):
-        while open_ends and open_ends[0] < one.first:
-            heappop(open_ends)
-        count += len(open_ends) >= FAN_IN
-        heappush(open_ends, one.last)
-    return count
 
 
 def _ends(past: Past, window: Window, wanted: Sequences) -> tuple[int, int]:
@@ -273,10 +272,9 @@ def _position(place: Position, last: int) -> dict[str, int]:
     return {"consumer_seq": place.consumer_seq, "stream_seq": min(place.stream_seq, last)}
 
 
-def _report_unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
+def _report_unrestorable(lost: Sequences, survey: Survey) -> Iterable[str]:
     if lost:
-        paths = sorted(spoilt)
-        where = paths[0] + (f" and {len(paths) - 1:,} more, which do" if len(paths) > 1 else ", which does")
+        where = survey.an_unfit + (f" and {survey.unfit - 1:,} more, which do" if survey.unfit > 1 else ", which does")
         yield f"{_name(lost, 'message', 'is', 'are')} only in {where} not keep messages whole"
 
 
@@ -297,14 +295,8 @@ def _name(found: Sequences, noun: str, one: str, several: str) -> str:
     return f"{write_count(len(found), noun)} ({found.describe()}) {one if len(found) == 1 else several}"
 
 
-def _report_too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences, now: float) -> Iterable[str]:
-    if not (age := config.get("max_age")):
-        return
-    before = now * 1e9 - age
-    gone = (
-        Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects if 0 < one.max_ns < before) & wanted
-    )
-    if gone:
+def _report_too_old(config: Mapping[str, Any], survey: Survey, wanted: Sequences) -> Iterable[str]:
+    if (age := config.get("max_age")) and (gone := survey.old & wanted):
         yield (
             f"{len(gone):,} messages or more are older than the stream's max_age of {age / 1e9:g} s: the server"
             " deletes them when that holds again"

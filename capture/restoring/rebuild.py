@@ -14,11 +14,11 @@ from typing import Any
 from capture.archive.encryption import Keys
 from capture.config.settings import CaptureConfig
 from capture.errors import RestoreError, RestoreRefusedError
-from capture.reading.shares import Selection
 from capture.restoring.archive import ArchiveWriter
-from capture.restoring.past import list_held_then, read_past
-from capture.restoring.pick import find_selected, fit, rows_of
-from capture.restoring.plan import Options, Plan, Target, plan_restore
+from capture.restoring.past import read_past
+from capture.restoring.pick import rows_of
+from capture.restoring.plan import Options, Plan, Target
+from capture.restoring.prepare import draw_plan
 from capture.restoring.uptake import (
     POLL,
     consumers_there,
@@ -63,13 +63,7 @@ async def prepare(
     if options.name:
         check_name("stream", options.name)
     past = await read_past(None if offline else natty, config, store, options.window)
-    wanted = list_held_then(past, options.window)
-    window = options.window
-    until_ns = None if window.at_ns is None else window.at_ns + 1
-    selection = Selection(since_ns=window.start_ns, until_ns=until_ns, subjects=window.subjects)
-    if selection.columns:
-        wanted = await find_selected(store, fit(past.objects), selection, wanted, keys=config.keys())
-    return plan_restore(past, wanted, options, await look_at(natty), now=time.time())
+    return await draw_plan(past, options, await look_at(natty), store, keys=config.keys())
 
 
 async def look_at(natty: Natty) -> Target:
@@ -159,7 +153,7 @@ async def _pieces(
     writer, seen = ArchiveWriter(now_ns=time.time_ns()), 0
     yield writer.begin(plan.state(), [_on_one_server(consumer) for consumer in plan.consumers])
     with ThreadPoolExecutor(1) as thread:
-        async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables:
+        async with aclosing(rows_of(store, plan.supply, plan.wanted, keys=keys)) as tables:
             async for rows in tables:
                 yield await asyncio.get_running_loop().run_in_executor(thread, writer.add, rows)
                 seen += len(rows)

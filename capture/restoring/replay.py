@@ -163,7 +163,7 @@ Sendable = tuple[bytes, bytes, bytes, int]
 async def _messages(plan: Plan, store: Store, keys: Keys | None) -> AsyncGenerator[list[Sendable], None]:
     """Yield every message with its sequence, and fillers for the gaps between them."""
     upcoming = max(1, plan.first)
-    async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables:
+    async with aclosing(rows_of(store, plan.supply, plan.wanted, keys=keys)) as tables:
         async for rows in tables:
             batch: list[Sendable] = []
             for sequence, time_ns, subject, headers, payload in zip(
@@ -216,7 +216,7 @@ async def replay(
     pace, began = pace or Pace(), clock()
     first_ns: int | None = None
     async with (
-        aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables,
+        aclosing(rows_of(store, plan.supply, plan.wanted, keys=keys)) as tables,
         _Publishing(natty, plan.stream) as publishing,
     ):
         async for rows in tables:

@@ -20,6 +20,7 @@ Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 
 SCREEN = 200  # rows that rich lays out on a terminal, in half a millisecond each; it folds wide ones
 COLOURED = 100_000  # characters of JSON that are coloured
+TOGETHER = 1_000  # rows of a long list that are printed together
 LEAST = 24  # characters to which a column of sentences may shrink
 PIPE = 1_000_000  # characters of a line without a terminal
 
@@ -49,6 +50,33 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total:
         say(*table.lines())
 
 
+class GrowingTable:
+    """A table whose rows come in parts. More than TOGETHER rows are printed part by part; columns only get wider."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._waiting: list[Sequence[Any]] = []
+        self._widths: list[int] = []
+
+    def add(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows."""
+        self._waiting += rows
+        if len(self._waiting) > TOGETHER:
+            self._print()
+
+    def end(self) -> None:
+        """Print the rows that are left. A short table is printed by `print_table`."""
+        if not self._widths:
+            print_table(self._columns, self._waiting)
+        elif self._waiting:
+            self._print()
+
+    def _print(self) -> None:
+        part, is_first = Rows(self._columns, self._waiting), not self._widths
+        say(*part.lines(self._widths)[0 if is_first else 1 :])
+        self._widths, self._waiting = part.widths(self._widths), []
+
+
 class Rows:
     """A table that rich prints; a column whose name begins with `>` is right-aligned.
 
@@ -63,7 +91,7 @@ class Rows:
         self.total = [printable(str(cell)) for cell in total]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = self._widths_within(options.max_width) if console.is_terminal else self._widths()
+        widths = self._widths_within(options.max_width) if console.is_terminal else self.widths()
         if widths is None:
             yield from (_unfold(line) for line in self.records())
         elif console.is_terminal:
@@ -71,9 +99,9 @@ class Rows:
         else:
             yield from (_unfold(line) for line in self.lines())
 
-    def lines(self) -> list[str]:
-        """Return the heading and the rows, one line each."""
-        widths = self._widths()
+    def lines(self, least: Sequence[int] = ()) -> list[str]:
+        """Return the heading and the rows, one line each, in columns of at least these widths."""
+        widths = self.widths(least)
         return [
             " " + "  ".join(map(_pad, line, widths, self.right)).rstrip() for line in (self.columns, *self._cells())
         ]
@@ -90,12 +118,14 @@ class Rows:
     def _cells(self) -> list[list[str]]:
         return [*self.rows, self.total] if self.total else self.rows
 
-    def _widths(self) -> list[int]:
-        return [max(map(cell_len, cells)) for cells in zip(self.columns, *self._cells(), strict=True)]
+    def widths(self, least: Sequence[int] = ()) -> list[int]:
+        """Return the widths of the columns, but at least these."""
+        widths = [max(map(cell_len, cells)) for cells in zip(self.columns, *self._cells(), strict=True)]
+        return list(map(max, widths, least)) if least else widths
 
     def _widths_within(self, most: int) -> list[int] | None:
         """Return column widths that break no word and no number; None if there is no room for that."""
-        widths, columns = self._widths(), zip(self.columns, *self._cells(), strict=True)
+        widths, columns = self.widths(), zip(self.columns, *self._cells(), strict=True)
         least = [
             width if right else max([min(width, LEAST), *(cell_len(word) for cell in cells for word in cell.split())])
             for cells, width, right in zip(columns, widths, self.right, strict=True)

@@ -19,7 +19,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.reading import merge
 from capture.reading.merge import make_look, merge_shares, read_stored
-from capture.reading.shares import Selection, sequences_of, shares, widest
+from capture.reading.shares import Selection, sequences_of, shares
 from capture.stores import MemoryStore
 from natty.config.units import parse_time
 
@@ -118,8 +118,6 @@ def test_a_plan_gives_each_selected_sequence_from_one_object_that_holds_it(sets,
         assert share.given.isdisjoint(share.withheld)
     firsts = [share.given.first for share in plan]
     assert firsts == sorted(firsts)
-    spans = [set(range(share.given.first, share.given.last + 1)) for share in plan]
-    assert widest(plan) == max((sum(one in span for span in spans) for one in range(1, 41)), default=0)
 
 
 def _described(number, numbers, folder="blocks", format="parquet"):
@@ -347,7 +345,6 @@ async def test_objects_are_opened_only_when_they_are_needed(store):
         await store_block(store, [number, number + 1])
     objects = await make_look(store, STREAM)()
     plan = shares(objects)
-    assert widest(plan) == 1
     opened = []
     get = store.get
     store.get = lambda path: (opened.append(path), get(path))[1]

@@ -41,6 +41,8 @@ from capture.node.node import Node
 from capture.reading.duck import query
 from capture.reading.merge import make_look
 from capture.restoring.past import Window, read_past
+from capture.restoring.plan import EXACT, Options, Target
+from capture.restoring.prepare import draw_plan
 from capture.stores import MemoryStore, open_store
 from natty import NattyError
 from natty.cli.run import run
@@ -275,10 +277,13 @@ async def test_what_is_signed_for_another_archive_is_refused(tmp_path):
 async def test_a_restore_refuses_the_same(tmp_path):
     archived = await sealed_archive(tmp_path / "lake")
     config = CaptureConfig(store=str(tmp_path / "lake"), stream=STREAM, archive=ARCHIVE)
-    await read_past(None, config, archived.store, Window())
+    target = Target(version=EXACT, streams={})
+    past = await read_past(None, config, archived.store, Window())
+    assert [one.path async for part in past.objects.scan() for one in part]
     await forge(tmp_path / "lake", signed=True)
+    past = await read_past(None, msgspec.structs.replace(config, encrypted_only=True), archived.store, Window())
     with pytest.raises(CipherError, match="is not encrypted"):
-        await read_past(None, msgspec.structs.replace(config, encrypted_only=True), archived.store, Window())
+        await draw_plan(past, Options(), target, archived.store)
 
 
 async def test_with_nats_the_committed_head_vouches_and_without_one_the_store_s_newest_is_read(tmp_path):

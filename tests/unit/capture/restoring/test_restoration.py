@@ -6,15 +6,19 @@ import msgspec
 import pytest
 import typer
 from retaining import stored
+from supplying import inventory_of, records_of
 
 from capture.archive.history import recording_at
+from capture.archive.index.tree import ALL
 from capture.archive.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord, Unacked
 from capture.archive.sequences import Sequences
 from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
+from capture.reading.supply import Supply
 from capture.restoring.past import Past, Window, bounds, in_force, list_held_then
-from capture.restoring.plan import Options, Target, plan_restore
+from capture.restoring.plan import Options, Target, find_too_old, plan_restore
 from capture.restoring.replay import Pace, split_settings
+from capture.restoring.survey import Survey
 from capture.restoring.uptake import LIFTED, MARK, incomplete_config
 from capture.stores import MemoryStore
 
@@ -42,7 +46,7 @@ def past(first=1, last=10, deleted=(), consumers=None, objects=None, removed=(),
         config=CONFIG | config,
         record=record,
         recorded=NOW,
-        objects=objects,
+        objects=inventory_of(objects),
         held=Sequences.union_of(Sequences.from_bytes(one.sequences) for one in objects),
         removed=Sequences.from_iterable(removed),
     )
@@ -52,7 +56,9 @@ def planned(known, streams=None, version=(2, 15, 1), account=None, **options):
     window = Window(**{name: options.pop(name) for name in Window.__dataclass_fields__ if name in options})
     target = Target(version=version, streams=streams or {}, account=account or {})
     wanted = list_held_then(known, window)
-    return plan_restore(known, wanted, Options(window=window, **options), target, now=NOW)
+    survey = Survey(records_of(known.objects), before_ns=find_too_old(known.config, NOW))
+    supply = Supply(known.objects, ALL)
+    return plan_restore(known, survey, supply, wanted, Options(window=window, **options), target)
 
 
 def test_the_stream_is_as_recorded_last_and_what_was_stored_after_that_comes_too():

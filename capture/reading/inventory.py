@@ -1,0 +1,199 @@
+"""The objects of an archive at one moment, read from its indexes as they are needed: a list of all may be large."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from capture.archive.index.contents import Indexes, scan_from
+from capture.archive.index.page import Entry, Page
+from capture.archive.index.tree import ALL, Index, Where
+from capture.archive.index.version import Version
+from capture.archive.manifest import Indexed, Manifest, Stored
+from capture.archive.picture import Picture, find_held
+from capture.archive.sequences import Sequences
+from capture.archive.trust import NO_CHECKS, Trust
+from capture.stores.contract import Store
+
+AHEAD = 8
+"""Pages of an index that are read before they are needed."""
+
+
+class Inventory:
+    """The objects of a picture, whose documents need not have them in their lists, and blocks that wait for a sweep.
+
+    `trust` checks each object before it is returned: CipherError. The methods raise ManifestError if a page of an index
+    is missing, was changed or is damaged, and StoreError. Pages are deleted a grace time after they were replaced: then
+    `renew`, if there is one, returns the archive as it is now.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        picture: Picture,
+        waiting: Iterable[Stored] = (),
+        *,
+        trust: Trust = NO_CHECKS,
+        renew: Callable[[], Awaitable[Inventory]] | None = None,
+    ) -> None:
+        self.renew = renew
+        self._indexes = Indexes(store)
+        self._picture, self._waiting, self._trust = picture, list(waiting), trust
+
+    def __repr__(self) -> str:
+        return f"Inventory({self.count():,} objects)"
+
+    def count(self) -> int:
+        """Return about how many objects there are; consumed blocks, which are not returned, count."""
+        stream, found = self._picture.where.stream, len(self._waiting)
+        for _, document in self._documents():
+            totals = document.index.streams
+            chosen = totals.values() if stream is None else [totals[stream]] if stream in totals else []
+            found += len(document.listed) + sum(one.objects for one in chosen)
+        return found
+
+    @property
+    def removed(self) -> Mapping[str, Sequences]:
+        """The sequences that retention has removed, by stream."""
+        return self._picture.removed
+
+    async def scan(self, where: Where = ALL) -> AsyncGenerator[list[Stored], None]:
+        """Yield the objects that `where` finds, a leaf at a time: blocks, files, then the blocks that wait."""
+        for parts in (self.scan_blocks(where), self.scan_files(where)):
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
+        found = [one for one in self._waiting if self._narrow(where).finds(one)]
+        self._trust.check_objects(found)
+        yield found
+
+    async def scan_blocks(self, where: Where = ALL) -> AsyncGenerator[list[Stored], None]:
+        """Yield the adopted blocks that `where` finds and whose rows the table does not hold, a leaf at a time."""
+        consumed = self._picture.table.consumed_paths
+        async for part in scan_from(self._indexes.blocks, self._picture.manifest, self._narrow(where)):
+            found = [one for one in part if one.path not in consumed]
+            self._trust.check_objects(found)
+            yield found
+
+    async def scan_files(self, where: Where = ALL) -> AsyncGenerator[list[Stored], None]:
+        """Yield the table's files that `where` finds, a leaf at a time."""
+        async for part in scan_from(self._indexes.files, self._picture.table, self._narrow(where)):
+            self._trust.check_objects(part)
+            yield part
+
+    async def list_in_order(self, where: Where = ALL) -> AsyncGenerator[Stored, None]:
+        """Yield the objects that `where` finds in order of their first sequences, and of their paths.
+
+        Memory holds the leaves whose ranges of sequences overlap: of hourly objects those of about an hour.
+        """
+        ahead: deque[Stored | asyncio.Future[Stored]] = deque()
+        try:
+            async with aclosing(self._find_in_order(self._narrow(where))) as found:
+                async for index, one in found:
+                    self._trust.check_objects([one])
+                    if index is not None and isinstance(one, Entry) and one.apart:
+                        ahead.append(asyncio.ensure_future(index.whole(one)))
+                    else:
+                        ahead.append(one)
+                    if len(ahead) > AHEAD:
+                        yield await _wait_for(ahead.popleft())
+            while ahead:
+                yield await _wait_for(ahead.popleft())
+        finally:
+            await _cancel(one for one in ahead if isinstance(one, asyncio.Future))
+
+    async def find_held(self, stream: str) -> Sequences:
+        """Return the sequences that the objects of a stream hold, by the sums beside the indexes."""
+        picture, found = self._picture, [Sequences.from_bytes(one.sequences) for one in self._waiting]
+        if picture.table.consumed:  # the manifest counts them still, and retention may have removed what replaced them
+            async for part in self.scan_blocks(Where(stream=stream)):
+                found.append(Sequences.union_of(Sequences.from_bytes(one.sequences) for one in part))
+            picture = replace(picture, manifest=Manifest())
+        return Sequences.union_of([*found, await find_held(self._indexes, picture, stream)])
+
+    def _narrow(self, where: Where) -> Where:
+        stream = self._picture.where.stream
+        return where if stream is None else replace(where, stream=stream)
+
+    def _documents(self) -> list[tuple[Index, Indexed]]:
+        return [(self._indexes.blocks, self._picture.manifest), (self._indexes.files, self._picture.table)]
+
+    async def _find_in_order(self, where: Where) -> AsyncGenerator[tuple[Index | None, Stored], None]:
+        consumed, number, pages = self._picture.table.consumed_paths, count(), _Pages(where)
+        objects: list[tuple[int, str, int, Index | None, Stored]] = []
+
+        def add(index: Index | None, found: Iterable[Stored]) -> None:
+            for one in found:
+                if one.path not in consumed and where.finds(one):
+                    heappush(objects, (one.first, one.path, next(number), index, one))
+
+        add(None, self._waiting)
+        for index, document in self._documents():
+            add(None, document.listed)
+            if not document.listed:
+                pages.add_root(index, document.index)
+        try:
+            while objects or pages:
+                if pages and (not objects or pages.first <= objects[0][0]):
+                    index, page = await pages.open_first()
+                    add(index, page.entries)
+                else:
+                    *_, found_in, one = heappop(objects)
+                    yield found_in, one
+        finally:
+            await pages.close()
+
+
+class _Pages:
+    """Pages to open in order of the lowest sequence below them; AHEAD are read before they are needed."""
+
+    def __init__(self, where: Where) -> None:
+        self._where, self._number = where, count()
+        self._waiting: list[tuple[int, int, Index, bytes, int | None]] = []
+        self._ahead: list[tuple[int, int, Index, asyncio.Task[Page]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._ahead)
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence below the next page. There must be one."""
+        return min(heap[0][0] for heap in (self._waiting, self._ahead) if heap)
+
+    def add_root(self, index: Index, version: Version) -> None:
+        """Add the root of a version, if it is not empty."""
+        index.admit(version)
+        if version.root:
+            heappush(self._waiting, (0, next(self._number), index, version.root, None))
+
+    async def open_first(self) -> tuple[Index, Page]:
+        """Return the next page, and add its children. ManifestError; StoreError."""
+        while self._waiting and (len(self._ahead) < AHEAD or self._waiting[0][:2] < self._ahead[0][:2]):
+            first, number, index, name, level = heappop(self._waiting)
+            heappush(self._ahead, (first, number, index, asyncio.create_task(index.page(name, level))))
+        *_, index, task = heappop(self._ahead)
+        page = await task
+        for one in filter(self._where.admits, page.children):
+            heappush(self._waiting, (one.first, next(self._number), index, one.page, page.level - 1))
+        return index, page
+
+    async def close(self) -> None:
+        """Cancel the reads in flight."""
+        await _cancel(task for *_, task in self._ahead)
+
+
+async def _wait_for(one: Stored | asyncio.Future[Stored]) -> Stored:
+    return await one if isinstance(one, asyncio.Future) else one
+
+
+async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    tasks = list(tasks)
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
