@@ -14,15 +14,16 @@ from capture.archive.identity import archive_name, require_archive
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
-from capture.archive.trust import check_contents
+from capture.archive.trust import Trust, check_contents
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
+from capture.reading.inventory import Inventory, take_inventory
 from capture.reading.merge import make_look
 from capture.reading.shares import plan_shares
 from capture.reading.tail import list_places, take_snapshot
 from capture.spark import Rows, SparkDriver, View
-from capture.stores import open_store
+from capture.stores import Store, open_store
 from capture.stores.own_store import shown
 from natty import Natty
 from natty.cli import connect
@@ -96,23 +97,22 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
     trust = config.trust(name)
     async with AsyncExitStack() as stack:
         tail = None
+        objects: Inventory | list[Stored]
         if live:
             natty = await stack.enter_async_context(Natty(**config.nats))
             places = await list_places(config, store, natty, trust)
             look = make_look(store, config.stream, natty=natty, archive=name, trust=trust)
             snapshot = await take_snapshot(places, look, _report_missing)
             objects, tail = snapshot.objects, snapshot.read_tails(_report_gap)
+        elif engine is Engine.SPARK:
+            return await _by_spark(config, store, query, schema, trust)
         else:
-            objects = await make_look(store, config.stream, trust=trust)()
-        contents = None
-        if trust.public_keys is not None:  # both engines read plain Parquet directly, without checking its SHA-256
-            contents = await check_contents(store, [one for one in objects if is_open(one.format)])
-        if engine is Engine.SPARK:
-            return await _by_spark(config, objects, query, schema, checked=contents is not None)
+            objects = await take_inventory(store, config.stream, trust=trust)
         from capture.reading import duck  # here, so that the command line starts without it
 
         keys = config.keys()
-        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, contents=contents, tail=tail)
+        check = None if trust.public_keys is None else check_contents  # DuckDB does not check an object's SHA-256
+        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, check=check, tail=tail)
 
 
 def _report_missing(stream: str) -> None:
@@ -127,9 +127,10 @@ def _report_gap(stream: str, gone: Sequences) -> None:
     )
 
 
-async def _by_spark(
-    config: CaptureConfig, objects: list[Stored], query: str, schema: str | None, *, checked: bool
-) -> Rows:
+async def _by_spark(config: CaptureConfig, store: Store, query: str, schema: str | None, trust: Trust) -> Rows:
+    objects = await make_look(store, config.stream, trust=trust)()
+    if trust.public_keys is not None:  # Spark reads plain Parquet directly, without checking its SHA-256
+        await check_contents(store, [one for one in objects if is_open(one.format)])
     if not objects:
         raise CaptureError(f"the archive in {shown(config.store)} is empty")
     plan = plan_shares(objects)
@@ -137,7 +138,7 @@ async def _by_spark(
         objects=[share.stored for share in plan],
         payload_schema=schema,
         repeated=not all(share.is_whole for share in plan),
-        checked=checked,
+        checked=trust.public_keys is not None,
     )
     async with SparkDriver(config.spark.options(queries=True), key_file=config.key_file) as spark:
         return await spark.query(config.store, {"messages": view}, query)

@@ -6,37 +6,49 @@ formats, and those that overlap, are merged into a temporary Parquet file first.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from asyncio import to_thread
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from copy import copy
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import PyFileSystem
 
 from capture.archive.encryption import Keys
-from capture.archive.manifest import Stored
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.picture import Picture
 from capture.archive.stored_formats import is_open
-from capture.errors import QueryError
+from capture.archive.table import Table
+from capture.errors import CaptureError, QueryError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.record import text_or_none
 from capture.reading.arrowfs import SmallObjects, StoreFiles
 from capture.reading.ddl import fields, quote
+from capture.reading.inventory import Inventory
 from capture.reading.merge import merge_shares
+from capture.reading.pruned import PrunedDataset, match
 from capture.reading.shares import Share, plan_shares
 from capture.reading.spool import translate_spill_errors
 from capture.spark.protocol import DEFAULT_LIMIT, Rows
 from capture.stores import Store
 from capture.stores.stored_file import Ranges
+
+Check = Callable[[Store, Iterable[Stored]], Awaitable[Ranges]]
+"""Compares objects with their records, and returns where exactly their bytes are read."""
 
 VIEW = "messages"
 TAIL_BYTES = 64 << 20
@@ -50,52 +62,93 @@ SETTINGS: dict[str, Any] = {
 
 async def query(
     store: Store,
-    objects: Iterable[Stored],
+    objects: Inventory | Iterable[Stored],
     sql: str,
     *,
     payload_schema: str | None = None,
     keys: Keys | None = None,
     limit: int = DEFAULT_LIMIT,
-    contents: Ranges | None = None,
+    check: Check | None = None,
     tail: AsyncGenerator[pa.RecordBatch, None] | None = None,
 ) -> Rows:
     """Run a query on the view `messages`: every message of these objects, once.
 
+    Objects are left out whose recorded sequences, times and streams don't meet the conditions that DuckDB pushes down.
     `payload_schema` adds fields of the payload as columns (`capture.reading.ddl`), null where a payload has no such
-    field. They hide columns of the envelope with the same name. Plain Parquet is read from `contents` if it is given,
-    otherwise from the store. `tail` yields more messages, which no object holds. QueryError if DuckDB refuses the
-    query; the errors of `reading.merge.merge_shares`, and those of `tail`.
+    field. They hide columns of the envelope with the same name. Plain Parquet is read from what `check` returns, if it
+    is given, otherwise from the store. `tail` yields more messages, which no object holds. QueryError if DuckDB refuses
+    the query; the errors of `Inventory.select`, `reading.merge.merge_shares`, `check` and `tail`.
     """
-    plan = plan_shares(objects)
-    as_they_are = [share for share in plan if _is_readable(share)]
+    if not isinstance(objects, Inventory):
+        objects = Inventory(store, Picture(Manifest(blocks=list(objects)), Table()))
     with tempfile.TemporaryDirectory(prefix="capture-") as folder:
-        rest = await _merge_rest(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
-        plain = [share.stored for share in as_they_are]
-        sizes = {one.path: one.bytes for one in plain}
-        async with SmallObjects(contents or store, sizes) as ranges:
-            files = StoreFiles(ranges, sizes)
-            tables = {"_as_they_are": _dataset(files, plain), "_rest": rest}
+        async with AsyncExitStack() as stack:
+            archive = _Archive(store, objects, Path(folder), keys, check, stack)
+            tables = {"_archive": PrunedDataset(archive.choose)}
             if tail is not None:
                 tables["_tail"] = await _keep(tail, Path(folder) / "tail.arrow")
             try:
                 return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
             except QueryError as error:
-                failed, files.failed = files.failed, None
-                raise failed or error from None
+                raise archive.find_failure() or error from None
+
+
+class _Archive:
+    """The objects of an archive as datasets: one for each scan of a query."""
+
+    def __init__(
+        self,
+        store: Store,
+        objects: Inventory,
+        folder: Path,
+        keys: Keys | None,
+        check: Check | None,
+        stack: AsyncExitStack,
+    ) -> None:
+        self._store, self._objects, self._folder, self._keys = store, objects, folder, keys
+        self._check, self._stack = check, stack
+        self._loop = asyncio.get_running_loop()
+        self._files: list[StoreFiles] = []
+        self._number = count()
+        self._failed: CaptureError | None = None
+
+    def choose(self, filter: pc.Expression | None) -> ds.Dataset:
+        """Return the rows of the objects that may have rows of a filter. Called in threads, not in that of the loop."""
+        try:
+            return asyncio.run_coroutine_threadsafe(self._choose(filter), self._loop).result()
+        except CaptureError as error:
+            self._failed = self._failed or copy(error)  # a copy without the traceback
+            raise
+
+    def find_failure(self) -> CaptureError | None:
+        """Return the first error of a scan, which DuckDB reports as text only."""
+        return self._failed or next((one.failed for one in self._files if one.failed), None)
+
+    async def _choose(self, filter: pc.Expression | None) -> ds.Dataset:
+        plan = plan_shares(await self._objects.select(partial(match, filter=filter)))
+        rest = [share for share in plan if not _is_readable(share)]
+        plain = [share.stored for share in plan if _is_readable(share)]
+        sizes = {one.path: one.bytes for one in plain}
+        contents = await self._check(self._store, plain) if self._check and plain else self._store
+        files = StoreFiles(await self._stack.enter_async_context(SmallObjects(contents, sizes)), sizes)
+        self._files.append(files)
+        prefix = self._folder / f"{next(self._number)}"
+        children = [await _merge_rest(self._store, rest, prefix, self._keys), _dataset(files, plain)]
+        return ds.UnionDataset(SCHEMA, children)
 
 
 def _is_readable(share: Share) -> bool:
     return is_open(share.stored.format) and share.is_whole
 
 
-async def _merge_rest(store: Store, plan: Sequence[Share], folder: Path, keys: Keys | None) -> ds.Dataset:
+async def _merge_rest(store: Store, plan: Sequence[Share], prefix: Path, keys: Keys | None) -> ds.Dataset:
     """Merge the objects that DuckDB can't read directly into Parquet files."""
     by_stream: dict[str, list[Share]] = defaultdict(list)
     for share in plan:
         by_stream[share.stored.stream].append(share)
     files: list[str] = []
     for number, mine in enumerate(by_stream.values()):
-        files.append(str(folder / f"{number}.parquet"))
+        files.append(f"{prefix}-{number}.parquet")
         with pq.ParquetWriter(files[-1], SCHEMA, compression="zstd", compression_level=1) as writer:
             async with aclosing(merge_shares(store, mine, keys=keys)) as batches:
                 async for batch in batches:

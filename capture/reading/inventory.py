@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from capture.archive.index.contents import Indexes, scan_from
-from capture.archive.index.page import Entry, Page
+from capture.archive.index.page import Entry, Page, Ref
 from capture.archive.index.tree import ALL, Index, Where
 from capture.archive.index.version import Version
 from capture.archive.manifest import Indexed, Manifest, Stored
-from capture.archive.picture import Picture, find_held
+from capture.archive.picture import Picture, find_held, find_unadopted
 from capture.archive.sequences import Sequences
-from capture.archive.trust import NO_CHECKS, Trust
-from capture.stores.contract import Store
+from capture.archive.trust import NO_CHECKS, Trust, read_trusted_documents
+from capture.errors import ManifestError
+from capture.maintenance.sweep import find_existing, read_entries
+from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from natty.wire.background import map_concurrently
+
+Item = TypeVar("Item", Stored, Ref)
 
 AHEAD = 8
 """Pages of an index that are read before they are needed."""
+
+
+class Choose(Protocol):
+    """Returns those of some objects, or of some pages of an index, that may have what is looked for."""
+
+    def __call__(self, items: Sequence[Item], /) -> list[Item]:
+        """Return them in their order."""
+        ...
 
 
 class Inventory:
@@ -108,6 +122,24 @@ class Inventory:
         finally:
             await _cancel(one for one in ahead if isinstance(one, asyncio.Future))
 
+    async def select(self, choose: Choose) -> list[Stored]:
+        """Return the objects that `choose` takes, and whose pages it takes: it may take more than it needs."""
+        where = self._narrow(ALL)
+        consumed = self._picture.table.consumed_paths
+        found: list[Stored] = choose([one for one in self._waiting if where.finds(one)])
+        for index, document in self._documents():
+            entries: list[Stored] = list(document.listed)
+            names = [document.index.root] if document.index.root and not entries else []
+            index.admit(document.index)
+            while names:
+                pages = await map_concurrently(names, index.page, at_once=REQUESTS_AT_ONCE)
+                entries += [one for page in pages for one in page.entries]
+                names = [one.page for page in pages for one in choose([*filter(where.admits, page.children)])]
+            kept = [one for one in entries if one.path not in consumed and where.finds(one)]
+            found += await map_concurrently(choose(kept), partial(_complete, index), at_once=REQUESTS_AT_ONCE)
+        self._trust.check_objects(found)
+        return found
+
     async def find_held(self, stream: str) -> Sequences:
         """Return the sequences that the objects of a stream hold, by the sums beside the indexes."""
         picture, found = self._picture, [Sequences.from_bytes(one.sequences) for one in self._waiting]
@@ -188,6 +220,10 @@ class _Pages:
         await _cancel(task for *_, task in self._ahead)
 
 
+async def _complete(index: Index, one: Stored) -> Stored:
+    return await index.whole(one) if isinstance(one, Entry) and one.apart else one
+
+
 async def _wait_for(one: Stored | asyncio.Future[Stored]) -> Stored:
     return await one if isinstance(one, asyncio.Future) else one
 
@@ -197,3 +233,13 @@ async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for one in tasks:
         one.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def take_inventory(store: Store, stream: str = "", *, trust: Trust = NO_CHECKS) -> Inventory:
+    """Return the objects of a stream, or of all, by the newest documents in the store. Raises as `merge.make_look`."""
+    entries, unreadable = await read_entries(store)  # before the picture: see there
+    if unreadable:
+        raise ManifestError(unreadable[0])
+    picture = await read_trusted_documents(store, None, None, trust, Where(stream=stream or None))
+    waiting = await find_unadopted(Indexes(store), picture, entries)
+    return Inventory(store, picture, await find_existing(store, waiting), trust=trust)
