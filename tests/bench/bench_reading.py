@@ -19,7 +19,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import redirect_stdout, suppress
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 from bench_index import MESSAGES, record, records
@@ -39,11 +41,12 @@ from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
 from capture.reading import duck
-from capture.restoring import rebuild
+from capture.restoring import rebuild, survey
 from capture.restoring.past import Window
 from capture.restoring.plan import EXACT, Options, Target
 from capture.stores.file import FileStore
 from capture.testing import HeadState, MemoryHead
+from capture.verification.fingerprints import Existing
 
 SIZES = (100_000, 1_000_000)
 KEYS = (1, 100)
@@ -51,6 +54,7 @@ EACH_HOUR = 100
 HOUR_NS = 3600 * 10**9
 STEPS = {
     "plan": "plan of a whole restore",
+    "plan index": "the same, by the index alone",
     "plan hour": "plan, one hour",
     "plan part": "plan, sequences of an hour",
     "plan subject": "plan, a subject of an hour",
@@ -163,9 +167,14 @@ def carry_out(folder: str, objects: int, what: str) -> None:
         "hour": f"time_ns >= {middle.since_ns} AND time_ns < {middle.until_ns}",
         "sequences": f"sequence BETWEEN {middle.first} AND {middle.first + 999}",
     }
+    if what == "plan index":  # without a listing of the store, whose folders hold one object each here
+        nothing: Any = Existing()
+        nothing.has_size = lambda path, size: True
+        survey.Existing = SimpleNamespace(read=AsyncMock(return_value=nothing))
     if what.startswith("plan"):
         windows = {
             "plan": Window(),
+            "plan index": Window(),
             "plan hour": Window(start_ns=middle.since_ns, at_ns=middle.until_ns - 1),
             "plan part": Window(**part),
             "plan subject": Window(**part, subjects=("s.7",)),

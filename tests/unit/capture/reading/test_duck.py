@@ -8,6 +8,8 @@ from archived import GRACE, STREAM, Archived, Settled, records, store_block
 from msgspec.structs import replace
 
 from capture.archive.encryption import Keys
+from capture.archive.index import tree
+from capture.archive.index.tree import Sizes
 from capture.cli.sql import Engine, best_engine
 from capture.errors import ConfigError, FormatError, NotStoredError, QueryError
 from capture.formats import writer
@@ -15,6 +17,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.reading.ddl import fields
 from capture.reading.duck import query
+from capture.reading.inventory import take_inventory
 from capture.reading.merge import make_look
 from capture.stores import MemoryStore, open_store
 
@@ -218,3 +221,83 @@ async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path)
 def test_spark_answers_only_where_duckdb_is_not_installed_and_spark_is(monkeypatch, installed, engine):
     monkeypatch.setattr("capture.cli.sql.find_spec", lambda name: name if name in installed else None)
     assert best_engine() is engine
+
+
+async def hourly(store, hours=30):
+    """An archive of blocks, table files and entries, three messages in each; every fifth hour has another key."""
+    archived = Archived()
+    archived.store = store
+    for hour in range(hours):
+        await store_block(store, range(3 * hour + 1, 3 * hour + 4), key=f"k{hour % 5 == 0}")
+        if hour == hours // 3:
+            await archived.sweep()
+            await archived.compact()
+        if hour == 2 * hours // 3:
+            await archived.sweep()
+    return archived
+
+
+FIRST_NS = records([1]).times_ns[0]
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("sequence BETWEEN 50 AND 52", range(50, 53)),
+        (f"time_ns >= {FIRST_NS + 69} AND time_ns < {FIRST_NS + 73}", range(70, 74)),
+        ("sequence IN (4, 88)", [4, 88]),
+        ("sequence < 3 OR sequence = 80", [1, 2, 80]),
+        ("stream = 'OTHER'", []),
+        (f"stream = '{STREAM}' AND sequence > 85", range(86, 91)),
+        ("subject = 'orders.40'", [40]),
+        ("sequence % 30 = 1", [1, 31, 61]),
+        ("sequence = (SELECT max(sequence) FROM messages)", [90]),
+    ],
+)
+async def test_conditions_choose_objects_by_the_index_and_the_answer_is_that_of_all_of_them(
+    store, monkeypatch, condition, wanted
+):
+    monkeypatch.setattr(tree, "SIZES", Sizes(leaf=900, inner=700, apart=60, inline=0))
+    await hourly(store)
+    sql = f"SELECT sequence FROM messages WHERE {condition} ORDER BY 1"
+    found = await query(store, await take_inventory(store), sql)
+    assert [one for [one] in found.rows] == list(wanted)
+    listed = await query(store, await make_look(store)(), sql)
+    assert found == listed
+
+
+@pytest.mark.parametrize(
+    ("condition", "objects"),
+    [("sequence BETWEEN 85 AND 86", 1), (f"time_ns = {FIRST_NS + 88}", 1), ("sequence IN (85, 88)", 2)],
+)
+async def test_objects_that_can_t_meet_the_conditions_are_not_read(store, monkeypatch, condition, objects):
+    monkeypatch.setattr(tree, "SIZES", Sizes(leaf=900, inner=700, apart=60, inline=0))
+    await hourly(store)
+    inventory = await take_inventory(store)
+    read, get_range, get = set(), store.get_range, store.get
+
+    async def ranged(path, *where):
+        read.add(path)
+        return await get_range(path, *where)
+
+    async def whole(path):
+        read.add(path)
+        return await get(path)
+
+    monkeypatch.setattr(store, "get_range", ranged)
+    monkeypatch.setattr(store, "get", whole)
+    await query(store, inventory, f"SELECT count(*) FROM messages WHERE {condition}")
+    pages = {one for one in read if one.startswith("_index/")}
+    assert len(read - pages) == objects
+    assert len(pages) < len(await store.list("_index/")) / 2
+
+
+async def test_repeated_and_unreadable_rows_are_merged_of_the_chosen_objects_only(store):
+    await store_block(store, [1, 2, 3])
+    await store_block(store, [3, 4], writer("ndjson"))
+    other = await store_block(store, [9, 9, 10], writer("raw"))
+    await store.put(other.path, b"damaged", if_absent=False)
+    sql = "SELECT a.sequence, b.sequence FROM messages a, messages b WHERE a.sequence < 4 AND b.sequence = 4 ORDER BY 1"
+    assert (await query(store, await take_inventory(store), sql)).rows == [[1, 4], [2, 4], [3, 4]]
+    with pytest.raises(FormatError, match=other.path):
+        await query(store, await take_inventory(store), "SELECT count(*) FROM messages WHERE sequence > 4")
