@@ -17,7 +17,7 @@ from capture.reading.shares import EVERYTHING, Selection, Share, keeps_whole, pa
 NEAR = 1 << 24
 """Sequences that are cut out of a large set at a time: an intersection costs as much as the larger set."""
 MOST_WAITING, MOST_WAITING_BYTES = 4096, 16 << 20
-"""Sets, and bytes of their texts, that are joined at a time: the work for each addition grows with the whole set."""
+"""Sets, and their bytes, that are joined at a time: the work for each addition grows with the whole set."""
 
 
 class SetSum:
@@ -32,7 +32,7 @@ class SetSum:
         return f"SetSum({self._all!r} and {len(self._waiting):,} more sets)"
 
     def add(self, one: Sequences, size: int = 0) -> None:
-        """Add a set whose text has this size."""
+        """Add a set that has this many bytes."""
         self._waiting.append(one)
         self._waiting_bytes += size
         if len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
@@ -42,6 +42,7 @@ class SetSum:
         together = Sequences.union_of(self._waiting)
         if len(together) < sum(map(len, self._waiting)):
             self._repeated |= Sequences.find_repeated(self._waiting)
+        self._repeated |= self._all.find(together)
         self._all.add(together)
         self._all.compact()
         self._waiting, self._waiting_bytes = [], 0
@@ -56,7 +57,7 @@ class SetSum:
     def repeated(self) -> Sequences:
         """The sequences in at least two of the sets."""
         self._join()
-        return self._repeated | self._all.repeated
+        return self._repeated
 
 
 @dataclass(frozen=True)

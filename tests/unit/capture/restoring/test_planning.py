@@ -106,7 +106,7 @@ class PlainSurvey:
 
 
 def held_by(objects):
-    return Sequences.from_iterable(n for one in objects for n in Sequences.from_text(one.sequences))
+    return Sequences.from_iterable(n for one in objects for n in Sequences.from_bytes(one.sequences))
 
 
 def plain_plan(past, objects, window, now):
