@@ -98,6 +98,7 @@ ANY_KEYWORDS = {
     "natty/config/units.py: check_seconds": "it is given whatever a user wrote, and checks that",
     "natty/cli/tables.py: render_str": "overrides a method of rich",
     "natty/cli/late.py: __init__": "overrides a method of typer",
+    "capture/reading/pruned.py: scanner": "overrides a method of pyarrow",
 }
 LIBRARY_MAIN = {"__init__", "__main__"}
 # Decorators, a layout, commands, kinds of settings; events of the election.
