@@ -21,6 +21,7 @@ from capture.restoring.plan import Options, Plan, Target
 from capture.restoring.prepare import draw_plan
 from capture.restoring.uptake import (
     POLL,
+    LeftoverFilesError,
     consumers_there,
     give_up,
     incomplete_config,
@@ -35,6 +36,7 @@ from natty.errors import RequestTimeoutError
 from natty.names import check_name
 from natty.streams.listing import all_streams
 
+REMOVED_WITHIN = 1.0  # seconds in which a server removes the files of a deleted stream, as a rule
 THERE_WITHIN = 60.0  # seconds in which a server must report all consumers and messages
 
 Progress = Callable[[int, int], None]
@@ -85,11 +87,22 @@ async def restore_exactly(
 ) -> Restored:
     """Carry out a plan on nats-server 2.15 or later. The stream is restored whole, or not at all.
 
+    If the new stream has messages of a deleted one of its name, it is removed, and restored once more.
+
     RestoreRefusedError if the plan has obstacles; nothing was written. RestoreError, FormatError, CipherError,
     NotStoredError, NattyError: it removed what it had written, or the error says what is left.
     """
     if plan.obstacles:
         raise RestoreRefusedError(plan.obstacles[0])
+    try:
+        return await _restore(natty, plan, store, keys, on_progress)
+    except LeftoverFilesError:
+        await asyncio.sleep(REMOVED_WITHIN)
+        return await _restore(natty, plan, store, keys, on_progress)
+
+
+async def _restore(natty: Natty, plan: Plan, store: Store, keys: Keys | None, on_progress: Progress | None) -> Restored:
+    """Carry out a plan. LeftoverFilesError if the new stream had old messages; it was removed, as after each error."""
     began, token = time.monotonic(), token_hex(8)
     await remove_leftover(natty, plan.name)
     sent = 0
@@ -106,6 +119,9 @@ async def restore_exactly(
         async with aclosing(_pieces(plan, store, keys, count)) as pieces:
             await upload(natty, making | {"num_replicas": 1}, plan.state(), pieces)
         state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
+        if state["messages"] > sent and not plan.config.get("mirror"):
+            reason = f"the server has {state['messages']:,} messages, and {sent:,} were sent"
+            raise LeftoverFilesError(plan.name, reason)
         goes_on = bool(plan.config.get("mirror")) and state["last_seq"] > plan.last
         if plan.config.get("retention", "limits") == "limits" and state["last_seq"] != plan.last and not goes_on:
             raise RestoreError(f"the server's last sequence is {state['last_seq']}, and not {plan.last}")

@@ -33,6 +33,8 @@ HEARD_WITHIN = 5.0  # seconds in which the server waits for the first chunk
 ANSWER_WITHIN = 60.0  # seconds, for a chunk
 END_WITHIN = 600.0  # seconds, for the end: the server may have much to write
 POLL = 0.05  # seconds
+MISPLACED = "expected sequence does not match store"
+"""The server's reason if a new stream is not empty: the number of its error is that of every failed restore."""
 NOBODY = 503  # the status of an answer if no server listens
 SERVERS_OWN = "_nats."
 """Prefix of metadata that servers set themselves."""
@@ -57,6 +59,21 @@ SILENCED = ("sources", "republish")
 """Settings that would add other messages, or republish them."""
 
 
+class LeftoverFilesError(RestoreError):
+    """The new stream has messages of a deleted stream of its name.
+
+    nats-server (2.15.1 and before) renames the folder of a deleted file stream, and removes it in the background. If
+    another stream of this name is deleted before that ends, its folder stays, and the next stream of the name has its
+    messages.
+    """
+
+    def __init__(self, stream: str, reason: str) -> None:
+        super().__init__(
+            f"{reason}. The server still has files of a deleted stream {stream}, which it removes in the background:"
+            " restore again"
+        )
+
+
 def incomplete_config(config: Mapping[str, Any], token: str) -> dict[str, Any]:
     """Return the configuration of an incomplete stream: without limits, and without subjects to publish on."""
     kept = {name: value for name, value in config.items() if name not in SILENCED}
@@ -79,7 +96,7 @@ async def upload(
 ) -> None:
     """Create a stream from an archive, whose bytes come in pieces of whole chunks. RestoreError if the server refuses.
 
-    It waits for the first piece before it sends the request.
+    It waits for the first piece before it sends the request. LeftoverFilesError if the new stream has old messages.
     """
     upcoming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(pieces, None))
     try:
@@ -98,6 +115,10 @@ async def upload(
             await chunks.end()
     except JetStreamError as error:
         raise RestoreError(f"the server does not take stream {config['name']}: {error}") from error
+    except RestoreError as error:
+        if MISPLACED in str(error):
+            raise LeftoverFilesError(config["name"], str(error)) from error
+        raise
     finally:
         upcoming.cancel()
         with contextlib.suppress(Exception, asyncio.CancelledError):

@@ -1,6 +1,7 @@
 """A stream is captured, its server is lost, and another one gets it back from the archive: exactly."""
 
 import asyncio
+import shutil
 import time
 from base64 import b64decode
 from datetime import UTC, datetime
@@ -29,10 +30,12 @@ from restoring import (
 
 import capture
 from capture.errors import ConfigError, RestoreError, RestoreRefusedError
+from capture.restoring import rebuild
 from capture.restoring.archive import COLUMNS, ArchiveWriter
 from capture.restoring.uptake import stream_there, upload
 from natty import Natty
 from natty.config.units import parse_time, show_time
+from natty.streams.listing import all_streams
 from natty.testing import NatsServer
 
 
@@ -293,10 +296,11 @@ async def test_parts_of_a_stream_by_sequence_time_and_subject(natty, other, natt
     messages = (await dumped(natty, name))[1]
 
     async def part(**options):
-        await restored(other, captured, **options)
-        state, found = await dumped(other, name)
-        floor = await floor_of(other, name, "reader")
-        await other.delete_stream(name)
+        part_name = natty_name("part")  # a server may find files of a deleted stream of the same name
+        await restored(other, captured, name=part_name, **options)
+        state, found = await dumped(other, part_name)
+        floor = await floor_of(other, part_name, "reader")
+        await other.delete_stream(part_name)
         assert found == {sequence: messages[sequence] for sequence in found}
         return list(found), (state["first_seq"], state["last_seq"]), floor
 
@@ -398,3 +402,46 @@ async def test_whatever_the_messages_are_the_server_has_exactly_them(other, natt
         )
         for one in found.values()
     ] == [(one[0], one[1], one[2], block, one[4]) for one, block in zip(messages, blocks, strict=True)]
+
+
+def blocked_folder(server, stream):
+    """Make a folder that a server needs when it deletes a stream, so that the stream's files stay."""
+    [streams] = (server.folder / "jetstream").rglob("streams")
+    blocked = streams / f".{stream}"
+    blocked.mkdir()
+    (blocked / "file").touch()
+    return blocked
+
+
+@pytest.mark.parametrize("old", [3, 60], ids=["fewer than are restored", "more than are restored"])
+async def test_files_of_a_deleted_stream_are_told_and_a_second_try_restores_the_archive(
+    natty, other, other_server, natty_name, tmp_path, monkeypatch, old
+):
+    """The server keeps the files of a stream that it deletes while it removes an earlier one of that name."""
+    name = natty_name("files")
+    await natty.ensure_stream(name, subjects=[f"{name}.*"])
+    captured = Capturing(natty, name, tmp_path)
+    for number in range(9):
+        await send(natty, f"{name}.a", b"%d" % number)
+    await captured.capture()
+    wanted = await dumped(natty, name)
+    await other.ensure_stream(name, subjects=[f"{name}.*"])
+    for _ in range(old):
+        await send(other, f"{name}.a", b"old")
+    blocked = blocked_folder(other_server, name)
+    await other.delete_stream(name)
+    monkeypatch.setattr(rebuild, "REMOVED_WITHIN", 0.0)
+    with pytest.raises(RestoreError, match=f"The server still has files of a deleted stream {name}, .*: restore again"):
+        await restored(other, captured)
+    assert name not in [one["config"]["name"] for one in (await all_streams(other.jetstream)).found]
+    give_up, tries = rebuild.give_up, []
+
+    async def unblock(*given):
+        tries.append(given)
+        shutil.rmtree(blocked)  # as the server does in the background
+        await give_up(*given)
+
+    monkeypatch.setattr(rebuild, "give_up", unblock)
+    await restored(other, captured)
+    assert len(tries) == 1
+    assert await dumped(other, name) == wanted
