@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,9 @@ from capture.node.shutdown import Stopping
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
-from natty.cli.run import run_async
+from natty.cli.run import complaint, run_async
 from natty.cli.tables import print_document
+from natty.cli.terminal import say
 
 EXIT_BEHIND = 3
 
@@ -188,7 +190,7 @@ def _run_on_entries(
     if as_json:
         print_document([{"stream": stream, "text": text, "ok": fine} for stream, text, fine in stated])
     for _, text, fine in () if as_json else stated:
-        print(text) if fine else typer.echo(f"capture: {text}", err=True)
+        say(text) if fine else print(complaint("capture", text), file=sys.stderr)
     if not all(fine for _, _, fine in stated):
         raise typer.Exit(EXIT_BEHIND)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -16,6 +16,8 @@ from capture.errors import ConfigError
 
 STREAM = "{stream}"
 NEEDS = {"rest": "pyiceberg", "sql": "sqlalchemy", "glue": "boto3"}
+SENDS_TO = {"rest": ("uri", "oauth2-server-uri"), "sql": (), "glue": ("uri", "glue.endpoint")}
+"""Properties with the URLs that get credentials."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -58,18 +60,13 @@ class TableCatalog(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         if not all((self.namespace or "default").split(".")):
             raise ConfigError(f"the namespace {self.namespace!r} has an empty level")
         given = self.read_properties()
-        if self.type == "glue":
-            return
-        if not given.get("uri"):
+        if self.type != "glue" and not given.get("uri"):
             raise ConfigError(f"a catalog of type {self.type} needs its uri")
-        try:
-            parts = urlsplit(given["uri"])
-        except ValueError as error:
-            raise ConfigError(f"the catalog's uri can't be read: {error}") from error
-        if self.type == "sql" and not parts.scheme:
+        if self.type == "sql" and not _split(given["uri"], "uri").scheme:
             raise ConfigError("the uri of an SQL catalog must be as SQLAlchemy writes it: sqlite:////path/catalog.db")
-        if self.type == "rest" and parts.scheme != "https" and parts.hostname not in LOOPBACK:
-            raise ConfigError("the catalog's uri must begin with https://: credentials would be sent unencrypted")
+        for name in SENDS_TO[self.type]:
+            if name in given:
+                _check_encrypted(given[name], name)
         if self.ca and not Path(self.ca).expanduser().is_file():
             raise ConfigError(f"the certificate authority {self.ca} of the catalog is not a file")
 
@@ -88,6 +85,19 @@ class TableSettings(Expiry, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     fresh: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     catalog: TableCatalog = TableCatalog()
+
+
+def _split(uri: str, name: str) -> SplitResult:
+    try:
+        return urlsplit(uri)
+    except ValueError as error:
+        raise ConfigError(f"the catalog's {name} can't be read: {error}") from error
+
+
+def _check_encrypted(uri: str, name: str) -> None:
+    parts = _split(uri, name)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOOPBACK):
+        raise ConfigError(f"the catalog's {name} must begin with https://: credentials would be sent unencrypted")
 
 
 def _read(path: str) -> dict[str, str]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
+from pydantic import ValidationError
 from pyiceberg import exceptions as iceberg
 from pyiceberg.catalog import Catalog
 from pyiceberg.table.metadata import TableMetadataUtil
 from requests import RequestException
 from requests.exceptions import SSLError
+from urllib3.exceptions import HTTPError
 
 from capture.errors import (
     CatalogAwayError,
@@ -25,6 +30,17 @@ from capture.errors import (
 
 TAKE_OVER = "capture catalog register --take-over"
 LONGEST = 300  # characters of another program's error
+LONGEST_READ = 65536  # characters in which secrets are looked for, before the rest is cut off
+LONGEST_LOCATION = 2048  # characters of a location that a server says
+HIDDEN = "***"
+_SECRET = re.compile("secret|passw|pwd|token|credential|key|header", re.IGNORECASE)  # names of properties
+_USER = re.compile("//(.*)@")  # in a URL: a user and a password, in which another program may leave @ and / as they are
+_SPOKEN = re.compile(
+    r"((?:bearer|basic)\s+(?=[^\s\"'&,;]{16})"
+    r"|(?:client_secret|access_token|refresh_token|password|x-amz-security-token)[\s\"'\\]*[=:][\s\"'\\]*)"
+    r"[^\s\"'&,;\\]+",
+    re.IGNORECASE,
+)  # secrets that a server gave to pyiceberg, or that a driver has from the environment
 _REFUSALS = {"AccessDenied", "AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException"}
 _REFUSALS |= {"ExpiredTokenException", "InvalidClientTokenId"}
 _OUR_NAME = re.compile(r"(\d{10})-(\d+)-[0-9a-f]{32}\.metadata\.json")  # number and term: see `Exposer`
@@ -32,7 +48,10 @@ _REFUSED = (
     *(iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError, iceberg.OAuthError),
     iceberg.SignError,
 )
-_AWAY = (iceberg.ServiceUnavailableError, iceberg.ServerError, iceberg.TooManyRequestsError, RequestException)
+_AWAY = (
+    *(iceberg.ServiceUnavailableError, iceberg.ServerError, iceberg.TooManyRequestsError),
+    *(RequestException, HTTPError),
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,14 @@ class Address:
 
     def __str__(self) -> str:
         where = self.properties.get("uri", "")
-        return f"the {self.type} catalog" + (f" at {re.sub('//[^/@]*@', '//', where)}" if where else "")
+        return f"the {self.type} catalog" + (f" at {_USER.sub('//', where.partition('?')[0])}" if where else "")
+
+    def hide_secrets(self, text: str) -> str:
+        """Return another program's text without this address's secrets, as they are or encoded, and on one line."""
+        for secret in sorted(_find_secrets(self.properties), key=len, reverse=True):
+            text = text.replace(secret, HIDDEN)
+        text = _SPOKEN.sub(rf"\1{HIDDEN}", " ".join(text.split()))
+        return "".join(one if one.isprintable() else "?" for one in text)
 
 
 @dataclass(frozen=True)
@@ -133,14 +159,15 @@ def translate_errors(address: Address) -> Iterator[None]:
     """Raise CatalogError, or ConfigError, instead of what pyiceberg and the drivers below it raise."""
     try:
         yield
-    except (CatalogError, ConfigError):
+    except (CatalogError, ConfigError) as error:
+        error.args = (address.hide_secrets(str(error)),)  # it may say what the catalog has answered
         raise
     except Exception as error:
         raise _translate(address, error) from error
 
 
 def _translate(address: Address, error: Exception) -> Exception:
-    text = " ".join(str(getattr(error, "orig", None) or error).split())[:LONGEST] or type(error).__name__
+    text = address.hide_secrets(_describe(error))[:LONGEST] or type(error).__name__
     if isinstance(error, ModuleNotFoundError | iceberg.NotInstalledError):
         return ConfigError(f'{address} needs a package: {text}; run: pip install "natty-nats[catalogs]"')
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -151,6 +178,32 @@ def _translate(address: Address, error: Exception) -> Exception:
     if isinstance(error, _AWAY) or _is_absence(error):
         return CatalogAwayError(f"{address} does not answer: {text}")
     return CatalogError(f"{address} can't be used: {type(error).__name__}: {text}")
+
+
+def _describe(error: Exception) -> str:
+    """Return what an error says. pydantic's shows the input, in which secrets of others may be: only the fields."""
+    if isinstance(error, ValidationError):
+        fields = dict.fromkeys(".".join(map(str, one["loc"])) or "the whole" for one in error.errors())
+        return f"its answer is not as the protocol says, in {', '.join(fields)[:LONGEST_READ]}"
+    return str(getattr(error, "orig", None) or error)[:LONGEST_READ]
+
+
+def _find_secrets(properties: dict[str, str]) -> set[str]:
+    """Return the secrets among the properties, in each form in which a program may repeat them."""
+    found = {value for name, value in properties.items() if _SECRET.search(name)}
+    found |= {match[1] for value in properties.values() if (match := _USER.search(value))}
+    found |= {value for url in properties.values() for name, value in _query_of(url) if _SECRET.search(name)}
+    found |= {password for one in found if (password := one.partition(":")[2])}  # of a user, or of a client
+    found |= {unquote(one) for one in found}
+    forms = set(found)
+    for one in found:
+        forms |= {quote(one, safe=""), quote_plus(one), json.dumps(one)[1:-1], repr(one)[1:-1]}
+        forms |= {encode(one.encode()).decode().rstrip("=") for encode in (b64encode, urlsafe_b64encode)}
+    return forms - {""}
+
+
+def _query_of(url: str) -> list[tuple[str, str]]:
+    return parse_qsl(url.partition("?")[2])
 
 
 def _is_refusal_of_aws(error: Exception) -> bool:

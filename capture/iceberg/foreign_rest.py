@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import Any, cast
 
 from pyiceberg import exceptions as iceberg
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.io import FileIO
 from requests import Session
 
 from capture.errors import CatalogUnfitError, ForeignEntryError
-from capture.iceberg.foreign import LONGEST, Address, Entry, Wanted, create_namespace
+from capture.iceberg.foreign import LONGEST, LONGEST_LOCATION, Address, Entry, Wanted, create_namespace
+from capture.iceberg.foreign_session import OAUTH, guard
+
+FROM_SERVER = ("uri", OAUTH, "prefix", "namespace-separator")
+"""Properties that a server may set in `/v1/config`. The URLs must have the configured origins: see `guard`."""
 
 
 class _Client(RestCatalog):
-    """pyiceberg's client, which has no time limits of its own."""
+    """pyiceberg's client. What a server sets in it is limited to paths: pyiceberg runs code that a server names.
+
+    `auth` of `/v1/config` names a class that is imported and called, and so does `py-io-impl` of a table.
+    """
 
     def __init__(self, address: Address) -> None:
-        self._options: dict[str, Any] = {"timeout": address.timeout}
+        self._address = address
         tokens = f"{address.properties['uri'].rstrip('/')}/v1/oauth/tokens"  # pyiceberg 0.12's default is deprecated
-        properties: dict[str, Any] = {"oauth2-server-uri": tokens, **address.properties}
-        if address.ca:
-            self._options["verify"] = address.ca  # in each request, since REQUESTS_CA_BUNDLE overrides a session's
-        super().__init__(address.name, **properties)
+        super().__init__(address.name, **{OAUTH: tokens, **address.properties})
 
-    def _create_session(self) -> Session:
-        session = super()._create_session()
-        session.request = functools.partial(session.request, **self._options)  # type: ignore[method-assign]
-        return session
+    def _config_headers(self, session: Session) -> None:
+        """The first step of a new session, before it gets a token."""
+        super()._config_headers(session)
+        guard(session, self._address)
+
+    def _fetch_config(self) -> None:
+        configured = self.properties
+        super()._fetch_config()
+        said = self.properties
+        self.properties = configured | {name: str(said[name]) for name in FROM_SERVER if name in said}
+
+    def _load_file_io(self, *_: Any, **__: Any) -> FileIO:
+        """Files of a table are not opened here."""
+        return cast("FileIO", None)
 
 
 class RestEntries:
@@ -47,9 +61,10 @@ class RestEntries:
     def find(self, wanted: Wanted) -> Entry | None:
         """Return the location in the catalog's answer; None if it has no such table."""
         try:
-            return Entry(self._catalog.load_table(wanted.identifier).metadata_location or "")
+            location = self._catalog.load_table(wanted.identifier).metadata_location or ""
         except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
             return None
+        return Entry(location[:LONGEST_LOCATION])
 
     def create(self, wanted: Wanted) -> None:
         """Register the table, and once more, to find out now whether the next one can be shown. CatalogUnfitError."""
@@ -58,7 +73,7 @@ class RestEntries:
             made = self._catalog.register_table(wanted.identifier, wanted.location)
         except iceberg.TableAlreadyExistsError as error:
             raise ForeignEntryError(
-                f"{wanted.name} is taken in {self._address}, and is not shown to this node: {error}"
+                f"{wanted.name} is taken in {self._address}, and is not shown to this node: {str(error)[:LONGEST]}"
             ) from error
         self._check(made.metadata_location, wanted)
         self.replace(Entry(wanted.location), wanted)
@@ -88,7 +103,8 @@ class RestEntries:
 
     def _check(self, location: str | None, wanted: Wanted) -> None:
         if location != wanted.location:
+            said = str(location)[:LONGEST_LOCATION]
             raise CatalogUnfitError(
-                f"{self._address} was given {wanted.location} for {wanted.name}, and shows {location} instead: it"
+                f"{self._address} was given {wanted.location} for {wanted.name}, and shows {said} instead: it"
                 " writes metadata of its own, which the archive can't keep"
             )

@@ -93,14 +93,18 @@ class SeaweedCatalog:
 class OverwritingCatalog:
     """A REST catalog over TLS that registers and replaces entries. `status` is what it refuses everything with.
 
-    `stalls` makes it accept requests and never answer. `requests` are the methods and paths that it was asked.
+    `stalls` makes it accept requests and never answer. `requests` are the methods and paths that it was asked, `heard`
+    the headers and bodies. `answer` may answer a request in its place. `overrides` are in its `/v1/config`, `config` in
+    each table.
     """
 
     TOKEN = "of this catalog alone"
+    CREDENTIAL = "capture:s3cret/of+this catalog"
 
     def __init__(self, folder):
         self.tables, self.namespaces, self.requests = {}, set(), []
         self.status, self.stalls, self.rewrites = 0, False, False
+        self.heard, self.answer, self.overrides, self.config = [], None, {}, {}
         self.going_on = asyncio.Event()
         DevCA.create().write(folder / "tls")
         self.tls = folder / "tls"
@@ -115,13 +119,14 @@ class OverwritingCatalog:
         }
 
     @contextlib.asynccontextmanager
-    async def serve(self, port=0):
+    async def serve(self, port=0, *, plain=False):
         """Serve it; yield its URL."""
         application = web.Application(middlewares=[self._guard])
         namespace = "/v1/namespaces/{namespace}"
         application.add_routes(
             [
                 web.get("/v1/config", self._config),
+                web.post("/v1/oauth/tokens", self._issue_token),
                 web.post("/v1/namespaces", self._create_namespace),
                 web.get(namespace, self._namespace),
                 web.get(f"{namespace}/tables/{{table}}", self._load),
@@ -129,7 +134,7 @@ class OverwritingCatalog:
             ]
         )
         tls = Certificate(self.tls / "server.pem", self.tls / "server-key.pem")
-        async with serve(application, "127.0.0.1", port, tls) as url:
+        async with serve(application, "127.0.0.1", port, None if plain else tls) as url:
             try:
                 yield url
             finally:
@@ -138,9 +143,13 @@ class OverwritingCatalog:
     @web.middleware
     async def _guard(self, request, handler):
         self.requests.append(f"{request.method} {request.path}")
+        self.heard.append((dict(request.headers), await request.text()))
+        if self.answer and (answer := await self.answer(request)) is not None:
+            return answer
         if self.stalls:
             await self.going_on.wait()
-        if request.headers.get("Authorization") != f"Bearer {self.TOKEN}":
+        issues = request.path == "/v1/oauth/tokens"
+        if not issues and request.headers.get("Authorization") != f"Bearer {self.TOKEN}":
             return _error(401, "NotAuthorizedException", "who are you?")
         if self.status:
             return _error(self.status, "Refused", "not for you")
@@ -150,7 +159,13 @@ class OverwritingCatalog:
         paths = ["namespaces", "namespaces/{namespace}/register"]
         endpoints = [f"POST /v1/{{prefix}}/{path}" for path in paths]
         endpoints += [f"GET /v1/{{prefix}}/namespaces/{{namespace}}{path}" for path in ("", "/tables/{table}")]
-        return web.json_response({"defaults": {}, "overrides": {}, "endpoints": endpoints})
+        return web.json_response({"defaults": {}, "overrides": self.overrides, "endpoints": endpoints})
+
+    async def _issue_token(self, request):
+        given = await request.post()
+        if f"{given['client_id']}:{given['client_secret']}" != self.CREDENTIAL:
+            return _error(401, "NotAuthorizedException", "who are you?")
+        return web.json_response({"access_token": self.TOKEN, "token_type": "bearer"})
 
     async def _create_namespace(self, request):
         self.namespaces.add("\x1f".join((await request.json())["namespace"]))
@@ -178,7 +193,7 @@ class OverwritingCatalog:
         location = self.tables[name]
         metadata = json.loads(Path(location.removeprefix("file://")).read_text())
         shown = f"{location}.rewritten" if self.rewrites else location
-        return web.json_response({"metadata-location": shown, "metadata": metadata, "config": {}})
+        return web.json_response({"metadata-location": shown, "metadata": metadata, "config": self.config})
 
 
 def _error(status, kind, message):

@@ -55,6 +55,13 @@ def test_glue_gets_names_in_lower_case(file: Path) -> None:
         ('type = "rest"', "a catalog of type rest needs its uri"),
         ('type = "sql"\nuri = "catalog.db"', "must be as SQLAlchemy writes it"),
         ('type = "rest"\nuri = "http://lakekeeper:8181"', "must begin with https://"),
+        (
+            'type = "rest"\nuri = "https://a"\nproperties.oauth2-server-uri = "http://a/t"',
+            "oauth2-server-uri must begin with",
+        ),
+        ('type = "rest"\nuri = "https://a"\nproperties.oauth2-server-uri = "https://[a"', "oauth2-server-uri can't be"),
+        ('type = "glue"\nuri = "http://glue:8181"', "the catalog's uri must begin with https://"),
+        ('type = "glue"\nproperties."glue.endpoint" = "http://glue"', "glue.endpoint must begin with https://"),
         ('type = "rest"\nuri = "https://[lake"', "the catalog's uri can't be read"),
         ('type = "rest"\nuri = "https://a"\ntable = "orders"', "must contain {stream}"),
         ('type = "rest"\nuri = "https://a"\nnamespace = "a..b"', "has an empty level"),
