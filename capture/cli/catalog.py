@@ -25,8 +25,8 @@ from capture.cli.serve import Cert, Host, Key, PlainHttp, Port, certificate
 from capture.config.load import TOKEN_VARIABLE
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.node.exposure import UserCatalog
 from capture.node.shutdown import Stopping
+from capture.node.user_catalog import UserCatalog
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
@@ -105,7 +105,7 @@ def show(
     offline: Offline = False,
 ) -> None:
     """Show the entries of your catalog, `[table.catalog]`. Exits with 3 if one does not show the current table."""
-    wanted = _with_catalog(settings.archives(config, {"stream": stream, "store": store}, nats))
+    wanted = _with_catalog(nats, config, stream, store)
     _run_on_entries(wanted, offline, lambda catalog, table, one: catalog.inspect(table, one), as_json)
 
 
@@ -124,7 +124,7 @@ def register(
     offline: Offline = False,
 ) -> None:
     """Register the table in your catalog now, or let its entry show the current table. Exits with 3 if that fails."""
-    wanted = _with_catalog(settings.archives(config, {"stream": stream, "store": store}, nats))
+    wanted = _with_catalog(nats, config, stream, store)
 
     async def set_entry(catalog: UserCatalog, table: Table, one: str) -> Stated:
         await catalog.set(table, one, take_over=take_over)
@@ -145,7 +145,7 @@ def remove(
     offline: Offline = False,
 ) -> None:
     """Remove the table's entry from your SQL or Glue catalog, and no file. A running node registers it again."""
-    wanted = _with_catalog(settings.archives(config, {"stream": stream, "store": store}, nats))
+    wanted = _with_catalog(nats, config, stream, store)
 
     async def remove_entry(catalog: UserCatalog, table: Table, one: str) -> Stated:
         done = "was removed from" if await catalog.remove(table, one) else "is not registered in"
@@ -154,7 +154,11 @@ def remove(
     _run_on_entries(wanted, offline, remove_entry, as_json)
 
 
-def _with_catalog(wanted: list[CaptureConfig]) -> list[CaptureConfig]:
+def _with_catalog(
+    nats: dict[str, Any], config: Path | None, stream: str | None, store: str | None
+) -> list[CaptureConfig]:
+    """Return the archives' settings. Raises ConfigError if they name no catalog."""
+    wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
     if not wanted[0].table.catalog.type:
         raise ConfigError("no catalog is named: write [table.catalog] with its type and its uri into capture.toml")
     return wanted

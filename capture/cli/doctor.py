@@ -15,8 +15,8 @@ from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.errors import AlreadyStoredError, CaptureError, OtherStoreError, SparkError, StoreError
 from capture.ingest.source import stream_info
-from capture.node.exposure import UserCatalog
 from capture.node.moved_store import check_not_moved
+from capture.node.user_catalog import UserCatalog
 from capture.spark import class_data
 from capture.spark.java import candidates, choose
 from capture.spark.options import check_master, read_properties

@@ -30,10 +30,11 @@ from capture.maintenance.read_back import read_back
 from capture.maintenance.schedule import AT_ONCE, Rounds, Schedule
 from capture.maintenance.sweep import SweepReport, sweep
 from capture.maintenance.table_commits import Leading, Turns
-from capture.node.exposure import CatalogKeeper, LoadedExposure, UserCatalog
+from capture.node.exposure import LoadedExposure
 from capture.node.fresh_keeper import FRESH, FreshKeeper
 from capture.node.heal import Healer, StoreMessages, read_held_since
 from capture.node.leader_rules import location, policy, read_rule, retention
+from capture.node.user_catalog import CatalogKeeper, UserCatalog
 from capture.spark import SparkDriver
 from capture.status.progress import Progress, read_progress
 from capture.stores import Store

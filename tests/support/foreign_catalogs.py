@@ -8,7 +8,7 @@ from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.config.table_catalog import TableCatalog, TableSettings
 from capture.iceberg import Exposer
-from capture.node.exposure import CatalogKeeper, UserCatalog
+from capture.node.user_catalog import CatalogKeeper, UserCatalog, location_of
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 
@@ -45,7 +45,7 @@ class Registered:
 
     def location(self, stream="S"):
         """Return the metadata file that the table names."""
-        return self.catalog._want(self.table, stream).location
+        return location_of(self.table.iceberg[stream], stream)
 
     async def set(self, stream="S", **options):
         """Set the entry."""

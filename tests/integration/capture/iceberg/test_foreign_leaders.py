@@ -1,7 +1,9 @@
 """The user's catalog beside a running archive: its leader registers the table, and commands show and mend the entry."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 
@@ -169,6 +171,13 @@ async def test_the_commands_show_register_and_remove_the_entry(lake):
     assert status == 0
     assert lake.shown() == [1]
     assert (await lake.run("catalog", "show"))[:2] == (0, out)
+    with contextlib.closing(sqlite3.connect(lake.fleet.folder / "catalog.db")) as rows, rows:
+        rows.execute("update iceberg_tables set metadata_location = ?", ["s3://\x1b[31mRED\nforged"])
+    status, _, err = await lake.run("catalog", "show")
+    assert status == 3
+    assert "names s3://\\x1b[31mRED" in err
+    assert "\x1b" not in err
+    assert (await lake.run("catalog", "register", "--take-over"))[0] == 0
     objects = sorted(one.path for one in await lake.store.list())
     status, out, _ = await lake.run("catalog", "remove")
     assert (status, out) == (0, f"lake.{lake.fleet.stream} was removed from the catalog\n")

@@ -158,9 +158,9 @@ async def test_commits_go_on_while_a_catalog_is_away_and_the_entry_is_mended_whe
         await until(lambda: "does not answer" in archive.failing.get("catalog", ""))
         attempts, run = [], archive.catalog._run
 
-        async def counted(call):
+        async def counted(*call):
             attempts.append(call)
-            return await run(call)
+            return await run(*call)
 
         monkeypatch.setattr(archive.catalog, "_run", counted)
         await archive.commit()

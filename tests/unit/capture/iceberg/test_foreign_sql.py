@@ -17,7 +17,7 @@ from capture.errors import CatalogAwayError, ForeignEntryError
 from capture.iceberg.foreign import Address, Wanted, check_ours
 from capture.iceberg.foreign_catalog import CURRENT, MOVED, REGISTERED, find_entry, open_catalog, set_entry
 from capture.iceberg.foreign_sql import SqlEntries
-from capture.node.exposure import UserCatalog
+from capture.node.user_catalog import UserCatalog
 
 NAME = "0000000012-7-" + "ab" * 16 + ".metadata.json"
 

@@ -13,7 +13,8 @@ from capture.archive.table import Table
 from capture.errors import CatalogAwayError
 from capture.iceberg.foreign_catalog import MOVED
 from capture.iceberg.foreign_sql import SqlEntries
-from capture.node import exposure
+from capture.node import user_catalog
+from capture.node.user_catalog import CatalogKeeper
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def standing(monkeypatch):
 async def test_a_call_that_stands_still_is_given_up_and_no_second_one_is_begun_beside_it(
     archive, standing, monkeypatch
 ):
-    monkeypatch.setattr(exposure, "MARGIN", 0.0)
+    monkeypatch.setattr(user_catalog, "MARGIN", 0.0)
     await archive.commit()
     with pytest.raises(CatalogAwayError, match=r"has not answered within 0\.3 s"):
         await archive.set()
@@ -51,7 +52,7 @@ async def test_a_call_that_stands_still_is_given_up_and_no_second_one_is_begun_b
     standing.set()
     busy = archive.catalog._busy
     await until(lambda: not busy.is_alive())
-    monkeypatch.setattr(exposure, "MARGIN", PATIENCE)
+    monkeypatch.setattr(user_catalog, "MARGIN", PATIENCE)
     assert await archive.set() in (MOVED, "current"), "the first call may have set it after all"
 
 
@@ -107,3 +108,13 @@ async def test_an_unexpected_fault_does_not_end_the_keeper(archive, monkeypatch,
         await until(lambda: "S" in archive.keeper.states and not archive.keeper.states["S"].trouble)
     assert "can't be used: ZeroDivisionError: of a driver" in caplog.text
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_entry_that_another_program_removed_is_registered_again_without_a_commit(archive, tmp_path):
+    keeper = CatalogKeeper(archive.catalog, archive.failing, look=0.05)
+    async with keeper.scope():
+        keeper.announce(archive.table)
+        await until(lambda: "S" in keeper.states)
+        with SqlCatalog("default", uri=f"sqlite:///{tmp_path}/catalog.db") as other:
+            other.drop_table("lake.S")
+            await until(lambda: other.table_exists("lake.S"))
