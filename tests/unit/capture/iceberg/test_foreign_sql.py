@@ -98,7 +98,8 @@ async def test_an_entry_that_existed_before_is_not_touched(archive, reader, tmp_
     other.catalog.close()
 
 
-async def test_of_two_that_change_an_entry_at_once_one_is_refused(archive, reader, monkeypatch):
+@pytest.mark.parametrize("work", ["set", "remove"])
+async def test_of_two_that_change_an_entry_at_once_one_is_refused(archive, reader, monkeypatch, work):
     """Between what we read and what we write, the row is changed: the database compares."""
     await archive.commit()
     await archive.set()
@@ -113,7 +114,7 @@ async def test_of_two_that_change_an_entry_at_once_one_is_refused(archive, reade
 
     monkeypatch.setattr(SqlEntries, "find", find_before_the_other)
     with pytest.raises(ForeignEntryError, match="at the same moment"):
-        await archive.set()
+        await getattr(archive.catalog, work)(archive.table, "S")
     assert reader.load_table("lake.S").properties["owner"] == "somebody else"
 
 
