@@ -75,6 +75,10 @@ class Address:
         text = _SPOKEN.sub(rf"\1{HIDDEN}", " ".join(text.split()))
         return "".join(one if one.isprintable() else "?" for one in text)
 
+    def quote(self, error: Exception) -> str:
+        """Return what another program's error says, without secrets, and not more than LONGEST characters of it."""
+        return self.hide_secrets(_describe(error))[:LONGEST] or type(error).__name__  # a half secret is not found
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -167,7 +171,7 @@ def translate_errors(address: Address) -> Iterator[None]:
 
 
 def _translate(address: Address, error: Exception) -> Exception:
-    text = address.hide_secrets(_describe(error))[:LONGEST] or type(error).__name__
+    text = address.quote(error)
     if isinstance(error, ModuleNotFoundError | iceberg.NotInstalledError):
         return ConfigError(f'{address} needs a package: {text}; run: pip install "natty-nats[catalogs]"')
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -183,7 +187,7 @@ def _translate(address: Address, error: Exception) -> Exception:
 def _describe(error: Exception) -> str:
     """Return what an error says. pydantic's shows the input, in which secrets of others may be: only the fields."""
     if isinstance(error, ValidationError):
-        fields = dict.fromkeys(".".join(map(str, one["loc"])) or "the whole" for one in error.errors())
+        fields = dict.fromkeys(".".join(map(str, one["loc"])) or "the whole answer" for one in error.errors())
         return f"its answer is not as the protocol says, in {', '.join(fields)[:LONGEST_READ]}"
     return str(getattr(error, "orig", None) or error)[:LONGEST_READ]
 

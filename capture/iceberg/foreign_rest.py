@@ -10,7 +10,7 @@ from pyiceberg.io import FileIO
 from requests import Session
 
 from capture.errors import CatalogUnfitError, ForeignEntryError
-from capture.iceberg.foreign import LONGEST, LONGEST_LOCATION, Address, Entry, Wanted, create_namespace
+from capture.iceberg.foreign import LONGEST_LOCATION, Address, Entry, Wanted, create_namespace
 from capture.iceberg.foreign_session import OAUTH, guard
 
 FROM_SERVER = ("uri", OAUTH, "prefix", "namespace-separator")
@@ -73,7 +73,7 @@ class RestEntries:
             made = self._catalog.register_table(wanted.identifier, wanted.location)
         except iceberg.TableAlreadyExistsError as error:
             raise ForeignEntryError(
-                f"{wanted.name} is taken in {self._address}, and is not shown to this node: {str(error)[:LONGEST]}"
+                f"{wanted.name} is taken in {self._address}, and is not shown to this node: {self._address.quote(error)}"
             ) from error
         self._check(made.metadata_location, wanted)
         self.replace(Entry(wanted.location), wanted)
@@ -86,7 +86,7 @@ class RestEntries:
             raise CatalogUnfitError(
                 f"{self._address} can't register an entry again (`overwrite`), so {wanted.name} stays at"
                 f" {found.location}, which the archive will delete: use another catalog, and remove the entry from this"
-                f" one without the table's files. It said: {' '.join(str(error).split())[:LONGEST]}"
+                f" one without the table's files. It said: {self._address.quote(error)}"
             ) from error
         self._check(made.metadata_location, wanted)
 

@@ -58,6 +58,12 @@ def test_an_sql_driver_repeats_no_password_of_the_uri(tmp_path):
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize("before", range(270, 300, 5))
+def test_no_part_of_a_secret_is_left_where_a_text_is_cut_off(before):
+    address = Address("rest", "default", {"token": "of a catalog alone"})
+    assert "of a" not in address.quote(ValueError("x" * before + "of a catalog alone"))
+
+
 def test_a_text_of_other_programs_is_one_line_of_limited_length_without_control_characters():
     with pytest.raises(CatalogError) as raised, translate_errors(Address("rest", "default", {})):
         raise ValueError("\x1b[31mred\r\nINFO forged\x9b2J" + "x" * 10_000)
