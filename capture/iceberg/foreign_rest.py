@@ -73,7 +73,8 @@ class RestEntries:
             made = self._catalog.register_table(wanted.identifier, wanted.location)
         except iceberg.TableAlreadyExistsError as error:
             raise ForeignEntryError(
-                f"{wanted.name} is taken in {self._address}, and is not shown to this node: {self._address.quote(error)}"
+                f"{wanted.name} is taken in {self._address}, and is not shown to this node:"
+                f" {self._address.quote(error)}"
             ) from error
         self._check(made.metadata_location, wanted)
         self.replace(Entry(wanted.location), wanted)
