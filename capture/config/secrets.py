@@ -13,7 +13,8 @@ from capture.stores.own_store import HIDDEN, read_query, shown
 from natty.config.secret_files import exposure
 
 _OF_STORE = re.compile("secret|passw|passphrase|pwd|token|credential|(api|access|account|private).?key", re.IGNORECASE)
-_PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a token
+_PASSWORD = re.compile("//[^/@:]*(?::(?:(?!//).)*)?@")
+"""In a URL: a user with a password, or a token. SQLAlchemy accepts a password in which / is not escaped."""
 
 
 class Redacted:

@@ -162,3 +162,14 @@ def test_the_documents_show_every_setting_with_its_default(tmp_path: Path, monke
     for name in shown.keys() - chosen:
         assert shown[name] == getattr(table_catalog.TableCatalog(), name), name
     assert config.table.catalog.read_properties()["token"] == "x"
+
+
+@pytest.mark.parametrize("password", ["s3cret", "s3cret/w", "w/s3cret", "w@s3cret", "w:/@s3cret"])
+def test_a_password_in_the_uri_is_hidden_also_if_it_is_not_escaped(file: Path, password: str) -> None:
+    write_secret(file, BASE + f'type = "sql"\nuri = "postgresql://me:{password}@host/db"\n')
+    catalog = load(file, environment={}).table.catalog
+    assert "s3cret" not in repr(catalog)
+    assert f"//{HIDDEN}@host/db" in repr(catalog)
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="holds secrets"):
+        load(file, environment={})
