@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from capture.archive.chain import Document, Head, HeadReader
+from capture.archive.chain import Document, Head, HeadReader, latest_offline
 from capture.archive.manifest import Manifest
 from capture.archive.recording import Recording
 from capture.archive.signing import Signer
 from capture.archive.table import Table
 from capture.errors import ConfigError, FencedError, ManifestError
+from capture.stores.contract import Store
 from natty import LeadershipLostError, Natty, Term
 from natty.elections import ElectionOptions
 from natty.errors import BadRecordError, BucketNotFoundError
@@ -60,6 +61,24 @@ def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]
         Table: COMPACTION.reader(natty, archive),
         Recording: RECORDING.reader(natty, archive),
     }
+
+
+def newest_readers(natty: Natty | None, archive: str, store: Store) -> dict[type[Document], HeadReader]:
+    """Return a reader for the head of each chain: the committed one, or the newest document if NATS knows none.
+
+    So a reader finds what the next leader continues from, also after NATS has lost its disk. Without `natty`, all are
+    the newest documents in the store.
+    """
+    committed = head_readers(natty, archive) if natty else {}
+
+    def reader(kind: type[Document]) -> HeadReader:
+        async def read() -> Head | None:
+            head = await committed[kind]() if kind in committed else None
+            return head or await latest_offline(store, kind)
+
+        return read
+
+    return {kind: reader(kind) for kind in (Manifest, Table, Recording)}
 
 
 class TermHead:

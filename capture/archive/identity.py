@@ -57,11 +57,7 @@ async def claim(store: Store, archive: str, stream: str, created: str, signer: S
     for those of the earlier one, and dropped); or if the archive is signed and this node has no key to sign with.
     """
     owner = await _write_or_read(store, ARCHIVE, Archive(archive))
-    if owner.archive != archive:
-        raise ConfigError(
-            f"the store {store.url} holds the archive {owner.archive!r}, not {archive!r}: choose another store,"
-            f' or write archive = "{owner.archive}" to add this stream to it'
-        )
+    _check_owner(store, owner.archive, archive)
     await _declare(store, signer)
     found = await _write_or_read(store, stream_path(stream), Identity(stream, created))
     if found.created != created:
@@ -70,6 +66,25 @@ async def claim(store: Store, archive: str, stream: str, created: str, signer: S
             f" {created}: its sequences begin anew. Capture it into another store"
         )
     await describe(store)
+
+
+def _check_owner(store: Store, owner: str, archive: str) -> None:
+    if owner != archive:
+        raise ConfigError(
+            f"the store {store.url} holds the archive {owner!r}, not {archive!r}: choose another store,"
+            f' or write archive = "{owner}" to add this stream to it'
+        )
+
+
+async def require_named(store: Store, archive: str, stream: str = "") -> None:
+    """Check what `claim` and `require_archive` check, except for signatures and creation times; create nothing.
+
+    For programs that read the heads of the archive `archive` in NATS. NoArchiveError; ConfigError if the store holds
+    another archive, or with `stream`, if the archive captures only other streams; ManifestError.
+    """
+    await require_archive(store, stream)
+    if owner := await archive_name(store):
+        _check_owner(store, owner, archive)
 
 
 async def holds_archive(store: Store) -> bool:

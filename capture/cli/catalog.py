@@ -7,17 +7,16 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from capture.archive import chain
-from capture.archive.chain import HeadReader, latest_offline
-from capture.archive.heads import COMPACTION
+from capture.archive.chain import HeadReader
+from capture.archive.heads import newest_readers
 from capture.archive.iceberg_state import is_reachable
-from capture.archive.identity import require_archive
+from capture.archive.identity import require_archive, require_named
 from capture.archive.table import Table
 from capture.cli import settings
 from capture.cli.archive import Offline
@@ -86,7 +85,7 @@ def serve(
             archives = {one.name: Archive(open_store(one.store), head) for one, head in zip(wanted, heads, strict=True)}
             async with http.serve(RestCatalog(archives, tokens).application(), host, port, tls) as url:
                 for one in wanted:
-                    await require_archive(open_store(one.store))
+                    await _require(one, offline)
                 print(f"{', '.join(archives)} served on {url}", flush=True)
                 await asyncio.get_running_loop().create_future()
 
@@ -176,8 +175,8 @@ def _run_on_entries(
         stated = []
         async with _heads(wanted, offline) as heads:
             for config, head in zip(wanted, heads, strict=True):
+                await _require(config, offline)
                 one = UserCatalog(open_store(config.store), config)
-                await require_archive(one.store)
                 found = await head()
                 table = Table() if found is None else await chain.read(one.store, found, Table)
                 if not table.iceberg:
@@ -202,11 +201,15 @@ def _run_on_entries(
 @contextlib.asynccontextmanager
 async def _heads(wanted: list[CaptureConfig], offline: bool) -> AsyncIterator[list[HeadReader]]:
     """Yield the head reader of each archive's table."""
-    if offline:
-        yield [partial(latest_offline, open_store(one.store), Table) for one in wanted]
-        return
-    async with Natty(**wanted[0].nats) as natty:
-        yield [COMPACTION.reader(natty, one.name) for one in wanted]
+    async with contextlib.AsyncExitStack() as stack:
+        natty = None if offline else await stack.enter_async_context(Natty(**wanted[0].nats))
+        yield [newest_readers(natty, one.name, open_store(one.store))[Table] for one in wanted]
+
+
+async def _require(config: CaptureConfig, offline: bool) -> None:
+    """Raise NoArchiveError if the store holds no archive, and ConfigError if it is not the one whose head is read."""
+    store = open_store(config.store)
+    await (require_archive(store) if offline else require_named(store, config.name))
 
 
 def _tokens(token_file: Path | None) -> list[str]:

@@ -6,9 +6,11 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from capture.archive.heads import COMPACTION, SWEEP
-from capture.archive.identity import require_archive
+from capture.archive.heads import newest_readers
+from capture.archive.identity import require_named
+from capture.archive.manifest import Manifest
 from capture.archive.picture import read_picture
+from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.maintenance.compaction_plan import plan
 from capture.maintenance.engine import FileGroup
@@ -23,10 +25,10 @@ from natty.config.units import write_count
 async def list_due_groups(config: CaptureConfig) -> dict[str, Any]:
     """Return the `groups` that are due now, oldest first, and how many blocks wait (`waiting_files`, `…_bytes`)."""
     store, now = open_store(config.store), time.time()
-    await require_archive(store)
+    await require_named(store, config.name, config.stream)
     async with Natty(**config.nats) as natty:
-        heads = SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
-        picture = await read_picture(store, *heads)
+        newest = newest_readers(natty, config.name, store)
+        picture = await read_picture(store, newest[Manifest], newest[Table])
     expired = {one.object.path for one in retention(config).find_expired([*picture.blocks, *picture.files], now)}
     groups = plan(picture, policy(config), now=now, token=0, leave=expired)
     taken = {one.path for group in groups for one in group.inputs}

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 from capture.archive.chain import document_parts
-from capture.archive.heads import COMPACTION, SWEEP
-from capture.archive.identity import require_archive
+from capture.archive.heads import newest_readers
+from capture.archive.identity import require_named
 from capture.archive.manifest import Manifest
+from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.ingest.layout import is_outside_blocks
 from capture.maintenance.sweep import preview
@@ -23,12 +24,13 @@ from natty.config.units import write_count
 async def list_removable(config: CaptureConfig) -> list[dict[str, Any]]:
     """Return the objects that a sweep and a compaction would remove now: path, reason, and size if it is known."""
     store = open_store(config.store)
-    await require_archive(store)
+    await require_named(store, config.name, config.stream)
     async with Natty(**config.nats) as natty:
+        newest = newest_readers(natty, config.name, store)
         seen = await preview(
             store,
-            SWEEP.reader(natty, config.name),
-            COMPACTION.reader(natty, config.name),
+            newest[Manifest],
+            newest[Table],
             now=time.time(),
             grace=config.sweep.grace,
             retention=retention(config),

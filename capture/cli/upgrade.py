@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from capture.archive.chain import latest_offline
-from capture.archive.heads import COMPACTION, SWEEP, TermHead
-from capture.archive.identity import require_archive
+from capture.archive.heads import COMPACTION, SWEEP, TermHead, newest_readers
+from capture.archive.identity import require_archive, require_named
 from capture.archive.manifest import Manifest
 from capture.archive.table import Table
 from capture.cli import settings
@@ -76,7 +75,7 @@ def _show(found: list[Upgrade], due: list[Upgrade]) -> None:
         (
             one.path,
             one.format,
-            *("" if n is None else f"{n:,}" for n in (one.objects, one.bytes, one.new_bytes, one.pages)),
+            *("-" if n is None else f"{n:,}" for n in (one.objects, one.bytes, one.new_bytes, one.pages)),
         )
         for one in found
     ]
@@ -90,11 +89,11 @@ def _show(found: list[Upgrade], due: list[Upgrade]) -> None:
 
 async def _preview(config: CaptureConfig, offline: bool) -> list[Upgrade]:
     store = open_store(config.store)
-    await require_archive(store)
-    if offline:
-        return await preview(store, partial(latest_offline, store, Manifest), partial(latest_offline, store, Table))
-    async with Natty(**config.nats) as natty:
-        return await preview(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
+    await (require_archive(store) if offline else require_named(store, config.name, config.stream))
+    async with contextlib.AsyncExitStack() as stack:
+        natty = None if offline else await stack.enter_async_context(Natty(**config.nats))
+        newest = newest_readers(natty, config.name, store)
+        return await preview(store, newest[Manifest], newest[Table])
 
 
 async def _upgrade(config: CaptureConfig, wait: float) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import HeadPointer, HeadReader, current, fetch
+from capture.archive.chain import HeadPointer, HeadReader, current, fetch, latest_offline
 from capture.archive.index.contents import renew
 from capture.archive.index.tree import Index
 from capture.archive.manifest import Indexed, Manifest
@@ -77,10 +77,11 @@ def _size(pages: Mapping[str, bytes]) -> int:
 async def upgrade_manifest(store: Store, pointer: HeadPointer, *, now: float) -> None:
     """Commit the manifest in the present format, as the sweep's leader at the beginning of its term.
 
-    A leader that is killed leaves pages that its successor writes again under the same names. FencedError if the term
-    is over; SignatureError if the archive is signed and the term can't sign; ManifestError; StoreError.
+    Without a head, it is the newest one in the store: see `current`. A leader that is killed leaves pages that its
+    successor writes again under the same names. FencedError if the term is over; SignatureError if the archive is
+    signed and the term can't sign; ManifestError; StoreError.
     """
-    if await pointer.read() is not None:
+    if await pointer.read() or await latest_offline(store, Manifest):
         await current(store, pointer, Manifest, now, renew=partial(renew, Index(store, Manifest.PAGES)))
 
 
@@ -93,7 +94,7 @@ async def upgrade_table(store: Store, pointer: HeadPointer, manifest_head: HeadR
     if manifest.format < Manifest.FORMAT:
         raise NotSweptError
     made = first_table(manifest)
-    if await pointer.read() is None and not (made.files or made.retired):
+    if not (await pointer.read() or await latest_offline(store, Table) or made.files or made.retired):
         return
 
     async def first() -> Table:

@@ -19,9 +19,9 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
-from capture.archive.chain import Document, Head, HeadReader, latest_offline
+from capture.archive.chain import HeadReader
 from capture.archive.encryption import Keys
-from capture.archive.heads import COMPACTION, SWEEP, Office
+from capture.archive.heads import newest_readers
 from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.sequences import MAXIMUM
@@ -65,10 +65,8 @@ def make_look(
     """
     heads: tuple[HeadReader | None, HeadReader | None] = (None, None)
     if natty is not None:
-        heads = (
-            _head_reader(store, natty, archive, SWEEP, Manifest),
-            _head_reader(store, natty, archive, COMPACTION, Table),
-        )
+        newest = newest_readers(natty, archive, store)
+        heads = newest[Manifest], newest[Table]
 
     async def look(where: Where = ALL) -> list[Stored]:
         where = where if not stream else replace(where, stream=stream)
@@ -82,16 +80,6 @@ def make_look(
         return found
 
     return look
-
-
-def _head_reader(store: Store, natty: Natty, archive: str, office: Office, kind: type[Document]) -> HeadReader:
-    """Return a reader of a head in NATS. If NATS has none, it returns the newest document in the store."""
-    committed = office.reader(natty, archive)
-
-    async def read() -> Head | None:
-        return await committed() or await latest_offline(store, kind)
-
-    return read
 
 
 async def read_stored(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from capture.archive.chain import Document, Head, latest_offline, read
-from capture.archive.heads import head_readers
+from capture.archive.chain import Document, read
+from capture.archive.heads import head_readers, newest_readers
 from capture.archive.history import recording_at
 from capture.archive.identity import archive_name, list_claimed, require_archive
 from capture.archive.index.contents import Indexes
@@ -128,13 +128,14 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     await require_archive(store)
     archive = config.archive or await archive_name(store) or config.name
     heads = head_readers(natty, archive) if natty else {}
+    newest_heads = newest_readers(natty, archive, store)
     audited = await audit(store, heads, archive=archive, keys=config.public_keys())
     entries, unreadable = await read_entries(store)
     if problems := (*audited.problems, *unreadable):
         more = f", and {len(problems) - 1:,} more problems" if len(problems) > 1 else ""
         raise RestoreRefusedError(f"{problems[0]}{more}: see `capture verify`")
-    objects = await _take_inventory(config, store, heads, archive, entries)
-    newest = await read(store, await _newest(store, heads, Recording)(), Recording)
+    objects = await _take_inventory(config, store, newest_heads, archive, entries)
+    newest = await read(store, await newest_heads[Recording](), Recording)
     if config.stream not in newest.streams or not newest.streams[config.stream].configurations:
         raise RestoreRefusedError(
             f"nothing is recorded of a stream {config.stream} in {store.url}: its configuration is not known. The"
@@ -165,15 +166,6 @@ async def _take_inventory(
         return await _take_inventory(config, store, heads, archive, entries)
 
     trust, where = config.trust(archive), Where(stream=config.stream)
-    newest = _newest(store, heads, Manifest), _newest(store, heads, Table)
-    picture = await read_trusted_documents(store, *newest, trust, where)
+    picture = await read_trusted_documents(store, heads[Manifest], heads[Table], trust, where)
     waiting = await find_unadopted(Indexes(store), picture, entries)
     return Inventory(store, picture, waiting, trust=trust, renew=renew)
-
-
-def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[[], Awaitable[Head | None]]:
-    async def newest() -> Head | None:
-        head = await heads[kind]() if kind in heads else None
-        return head or await latest_offline(store, kind)
-
-    return newest

@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 
 from capture.archive.chain import Head, HeadReader, latest_offline, read
-from capture.archive.heads import COMPACTION, SWEEP, head_readers
+from capture.archive.heads import SWEEP, head_readers, newest_readers
 from capture.archive.identity import Identity, holds_archive, read_record, require_archive, stream_path
 from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import Manifest, Stored
@@ -215,10 +214,9 @@ async def _read_holdings(
 
 
 def archive_heads(natty: Natty | None, config: CaptureConfig, store: Store) -> tuple[HeadReader, HeadReader]:
-    """Return readers of the heads of manifest and table; without `natty`, of the newest documents in the store."""
-    if natty is None:
-        return partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
-    return SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
+    """Return readers of the heads of manifest and table: see `newest_readers`."""
+    readers = newest_readers(natty, config.name, store)
+    return readers[Manifest], readers[Table]
 
 
 async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Store, where: Where = ALL) -> Picture:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.heads import newest_readers
 from capture.archive.index.contents import Indexes
 from capture.archive.index.tree import Where
+from capture.archive.manifest import Manifest
 from capture.archive.picture import find_held, find_unadopted, read_documents
 from capture.archive.sequences import Sequences
+from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE, LATE, Board, StreamState
@@ -58,7 +60,8 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
     if found is None:
         return Explained()
     entries, _ = await read_entries(store)
-    heads = SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
+    readers = newest_readers(natty, config.name, store)
+    heads = readers[Manifest], readers[Table]
     picture = await read_documents(store, *heads, where=Where(stream=config.stream))
     indexes = Indexes(store)
     waiting = await find_unadopted(indexes, picture, entries)

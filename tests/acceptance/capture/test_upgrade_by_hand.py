@@ -21,6 +21,7 @@ from capture.archive.recording import Recording
 from capture.archive.table import Table
 from capture.config.load import load
 from capture.stores import open_store
+from natty.elections import BUCKET
 
 OPTIONS = ("--config", "capture.toml")
 BY_HAND = ("--wait", PATIENCE)
@@ -31,16 +32,20 @@ CHAINS = ((SWEEP, Manifest), (RECORDING, Recording), (COMPACTION, Table))
 def archive(quick_shell, served, natty_name):
     """Return a function that makes an archive of an earlier format, which NATS knows as its leaders left it.
 
-    One of format 1 gets a name of its own; format 2 is signed for its name.
+    One of format 1 gets a name of its own; format 2 is signed for its name. Without `heads`, NATS has lost its disk.
     """
     shell, lake = quick_shell, quick_shell.folder / "lake"
 
-    async def work(natty, name):
+    async def work(natty, name, chains):
+        await vacated_archive(natty, name)
+        for key in await natty.keys(BUCKET):  # of an earlier test with this archive's name
+            if key.startswith(f"capture.{name}"):
+                await natty.delete(BUCKET, key)
         await natty.ensure_stream(STREAM, subjects=["upgraded.>"])
         created = (await natty.jetstream.request(f"STREAM.INFO.{STREAM}"))["created"]
         (lake / "_streams" / f"{STREAM}.json").write_text(json.dumps({"stream": STREAM, "created": created}))
         await vacated_archive(natty, name)
-        for office, kind in CHAINS:
+        for office, kind in chains:
             if (head := await latest_offline(open_store(str(lake)), kind)) is None:
                 continue
 
@@ -55,11 +60,11 @@ def archive(quick_shell, served, natty_name):
     async def forget(natty):
         await natty.jetstream.request(f"STREAM.DELETE.{STREAM}")
 
-    def make(number, *, signs=True):
+    def make(number, *, signs=True, heads=True):
         unpack(number, lake)
         name = natty_name("upgraded") if number == 1 else ARCHIVE
         (lake / "_archive.json").write_text(json.dumps({"archive": name}))
-        served(lambda natty: work(natty, name))
+        served(lambda natty: work(natty, name, CHAINS if heads else ()))
         key = 'signing_key_file = "signing.key"\n' if signs and number == 2 else ""
         text = f'stream = "{STREAM}"\narchive = "{name}"\nstore = "lake"\nlease = {PATIENCE}\n{key}'
         (shell.folder / "capture.toml").write_text(text)
@@ -142,6 +147,78 @@ def test_while_a_node_of_an_earlier_version_leads_it_is_named(archive, served):
     assert done.status == 1
     assert f"old-node leads capture.{name} and is of an earlier version, or does this in a moment;" in done.err
     assert "Stop the nodes first, or give a longer --wait" in done.err
+    assert objects(lake) == before
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_archive_is_upgraded_by_hand_after_nats_has_lost_its_heads(number, archive):
+    shell, lake, _ = archive(number, heads=False)
+    before = objects(lake)
+    dry = shell.capture("upgrade", *OPTIONS, "--dry-run")
+    assert (dry.status, dry.err) == (0, "")
+    assert dry.out == shell.capture("upgrade", *OPTIONS, "--dry-run", "--offline").out
+    assert [line.split()[1] for line in dry.out.splitlines()[1:3]] == [str(number)] * 2
+    assert objects(lake) == before
+    done = shell.capture("upgrade", *OPTIONS, *BY_HAND, "--force")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.endswith(" have format 3\n")
+    after = objects(lake)
+    assert before.items() <= after.items()
+    new = [path.relative_to(lake) for path in after.keys() - before.keys()]
+    assert [json.loads((lake / one).read_bytes())["format"] for one in new if one.parts[0] != "_index"] == [3, 3]
+    assert shell.capture("upgrade", *OPTIONS, "--dry-run").out.endswith("there is nothing to upgrade\n")
+    assert counted(shell) == [{"n": len(SEQUENCES)}]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_sweep_after_nats_has_lost_its_heads_deletes_nothing_that_the_newest_documents_name(number, archive):
+    shell, lake, _ = archive(number, heads=False)
+    before = objects(lake)
+    kept = {path: data for path, data in before.items() if path.relative_to(lake).parts[0] in ("blocks", "table")}
+    named = {one["path"] for part in json.loads(shell.capture("ls", "--store", "lake", "--json").out).values()
+             for one in part if isinstance(one, dict) and "path" in one}  # fmt: skip
+    assert len(named) > 2
+    dry = shell.capture("sweep", *OPTIONS, "--dry-run", "--json")
+    assert (dry.status, dry.err) == (0, "")
+    assert not named & {one["path"] for one in json.loads(dry.out)}
+    due = shell.capture("compact", *OPTIONS, "--dry-run", "--json")
+    assert (due.status, due.err) == (0, "")
+    assert json.loads(due.out)["waiting_files"] + sum(one["files"] for one in json.loads(due.out)["groups"]) > 0
+    assert objects(lake) == before
+    for _ in range(2):  # before the compaction has a leader, and after it
+        swept = shell.capture("sweep", *OPTIONS, *BY_HAND, "--json")
+        assert (swept.status, swept.err) == (0, "")
+        assert all(objects(lake)[path] == data for path, data in kept.items() if str(path.relative_to(lake)) in named)
+        assert counted(shell) == [{"n": len(SEQUENCES)}]
+        upgraded = shell.capture("upgrade", *OPTIONS, *BY_HAND, "--force")
+        assert upgraded.status == 0, upgraded
+
+
+def test_verify_after_nats_has_lost_its_heads_reads_the_newest_documents(archive):
+    shell, _, _ = archive(1, heads=False)
+    done = shell.capture("verify", *OPTIONS)
+    assert f"{len(SEQUENCES)} stored" in done.out
+
+
+PREVIEWS = (
+    ("sweep", "--dry-run"),
+    ("compact", "--dry-run"),
+    ("upgrade", "--dry-run"),
+    ("upgrade", "--force"),
+    ("catalog", "show"),
+)
+
+
+@pytest.mark.parametrize("words", PREVIEWS, ids=" ".join)
+def test_the_store_of_an_archive_with_another_name_is_refused(words, archive):
+    shell, lake, name = archive(1, heads=False)
+    before = objects(lake)
+    toml = shell.folder / "capture.toml"
+    catalog = '[table.catalog]\ntype = "sql"\nuri = "sqlite:///catalog.db"\n' if words[0] == "catalog" else ""
+    toml.write_text(toml.read_text().replace(f'archive = "{name}"', 'archive = "foreign"') + catalog)
+    done = shell.capture(*words, *OPTIONS)
+    assert (done.status, done.out) == (1, "")
+    assert f"holds the archive '{name}', not 'foreign': choose another store" in done.err
     assert objects(lake) == before
 
 

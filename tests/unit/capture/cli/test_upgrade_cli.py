@@ -91,6 +91,7 @@ def test_an_archive_of_this_format_has_nothing_to_upgrade(capture, tmp_path):
     _, first, second, last = out.splitlines()
     assert last == "the archive has format 3: there is nothing to upgrade"
     assert [line.split()[1:3] for line in (first, second)] == [["3", "2"], ["3", "1"]]
+    assert [line.split()[4:] for line in (first, second)] == [["-", "-"]] * 2
     assert json.loads(capture(*DRY, "--json")[1])["documents"][0]["new_bytes"] is None
 
 
