@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import msgspec
 
@@ -34,6 +34,9 @@ _BLOCK_NAME = re.compile(r"[^/]+(-[0-9]+){3}-[0-9a-f]{8}(-[0-9a-f]+)?\.[^/]+").f
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAXIMUM)]
+
+
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """One object of the archive, a block or a table file: its path, and exactly what it holds.
 
@@ -48,19 +51,19 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     stream: str
     key: str
-    interval: int
-    first: int
-    last: int
-    count: int
-    bytes: int
+    interval: Annotated[int, msgspec.Meta(ge=-MAXIMUM, lt=MAXIMUM)]
+    first: Number
+    last: Number
+    count: Number
+    bytes: Number
     sha256: str
     format: str
     sequences: Packed
     node: str = ""
-    stored_ns: int = 0
-    min_ns: int = 0
-    max_ns: int = 0
-    plain_bytes: int = 0
+    stored_ns: Number = 0
+    min_ns: Number = 0
+    max_ns: Number = 0
+    plain_bytes: Number = 0
     version: int = ENTRY_FORMAT
 
 
@@ -174,9 +177,6 @@ def _check_block(entry: Stored, path: str) -> Stored:
         raise ManifestError(f"{path} is damaged: {error}") from error
     if not held or (entry.first, entry.last) != (held.first, held.last):
         raise ManifestError(f"{path} is damaged: its sequences are not from {entry.first} to {entry.last}")
-    numbers = [value for value in msgspec.structs.astuple(entry) if isinstance(value, int)]
-    if not all(-MAXIMUM <= value <= MAXIMUM for value in numbers):
-        raise ManifestError(f"{path} is damaged: a number in it has more than 64 bits")
     return entry
 
 

@@ -260,7 +260,7 @@ async def compact(
 
     def due(leave: Set[str]) -> list[FileGroup]:
         plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by, held=held)
-        return plan_at(token=pointer.token, unique=unique, leave=leave | found.expired)
+        return plan_at(token=pointer.token, unique=unique, leave=leave | found.expired | found.consumed)
 
     failed, groups, merged = await _merge_due(engine, opening_url(store), due)
     if not groups:

@@ -17,8 +17,6 @@ from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.maintenance.compaction_plan import Policy, is_mergeable
 from capture.maintenance.expiring import find_expiring
-from capture.stores.contract import REQUESTS_AT_ONCE
-from natty.wire.background import map_concurrently
 
 MOST_BLOCKS = 20_000
 """Blocks that a run looks at: those of the oldest intervals. Later runs take the others."""
@@ -29,13 +27,15 @@ class Input:
     """What a compaction may change.
 
     `picture` has the blocks that wait, the table files of their intervals, and those that retention removes: `expired`
-    are their paths, and those of blocks that it removes. `held` are the sequences of all table files, by stream.
-    `waiting` and `bytes` are the number and size of all blocks that wait.
+    are their paths, and those of blocks that it removes. It also has the consumed blocks, with the paths `consumed`: a
+    fresh commit may let the table forget them before the merge is planned. `held` are the sequences of all table files,
+    by stream. `waiting` and `bytes` are the number and size of all blocks that wait.
     """
 
     picture: Picture
     held: Mapping[str, Sequences]
     expired: set[str]
+    consumed: set[str]
     waiting: int
     bytes: int
 
@@ -58,6 +58,7 @@ async def read_input(
         picture=picture,
         held={stream: await held_of(indexes.files, table.index, stream) for stream in streams},
         expired=expired,
+        consumed=paths,
         waiting=manifest.index.objects - len(consumed),
         bytes=manifest.index.stored_bytes - sum(one.bytes for one in consumed),
     )
@@ -97,8 +98,8 @@ class _Reading:
             where = Where(stream=stream, since=interval, until=interval + 1)
             async for part in self.indexes.files.scan(self.table.index, where):
                 mine = [one for one in part if one.key in wanted]
-                found += await map_concurrently(mine, self.indexes.files.whole, at_once=REQUESTS_AT_ONCE)
+                found += await self.indexes.files.wholes(mine)
         return found
 
     async def _whole(self, entries: list[Entry]) -> list[Stored]:
-        return await map_concurrently(entries, self.indexes.blocks.whole, at_once=REQUESTS_AT_ONCE)
+        return await self.indexes.blocks.wholes(entries)

@@ -133,7 +133,7 @@ class _Finding:
         elsewhere = Counter(self.total)
         for number, _, one in gone:
             elsewhere[number] -= one.bytes
-        objects = [[await index.whole(one) for _, index, one in gone if index is source] for source, _ in sources]
+        objects = [await source.wholes([one for _, index, one in gone if index is source]) for source, _ in sources]
         return Expiring(objects, elsewhere)
 
 

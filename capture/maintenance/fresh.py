@@ -23,12 +23,10 @@ from capture.archive.table import Table
 from capture.errors import ManifestError
 from capture.maintenance.compaction_plan import Policy, is_mergeable
 from capture.maintenance.table_commits import Leading, TableCommits, Turns
-from capture.stores.contract import REQUESTS_AT_ONCE
-from natty.wire.background import map_concurrently
 
 MOST_AT_ONCE = 1000
 """Blocks that a commit shows at the most; the next one shows others."""
-CROWDED = 100
+CROWDED = 50
 """So many shown blocks of a key and an interval are merged at once, whatever the compaction's schedule says."""
 MOST_SHOWN = 150
 """Shown blocks of a key and an interval, at the most; others wait for the merge."""
@@ -150,7 +148,7 @@ class FreshTable:
         new = [one for one in came if place_of(one) not in known and one.path not in consumed]
         reasons = {one.path: self._refuse(one) for one in new}
         fit = [one for one in new if not reasons[one.path]]
-        wholes = await map_concurrently(fit, commits.blocks.whole, at_once=REQUESTS_AT_ONCE)
+        wholes = await commits.blocks.wholes(fit)
         wholes.sort(key=lambda one: (one.stored_ns, one.path))
         exposure, limited = commits.leading.exposure, self._limit(wholes)
         fitting, _ = await exposure.list_fitting(commits.store, table, limited)

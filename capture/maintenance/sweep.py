@@ -210,7 +210,7 @@ class _Archive:
         consumed = await self._find_consumed(manifest, table)
         adding = [one for one in fresh if one.path in listed]
         expiring = await self._find_expiring(manifest, table, retention, now, adding, consumed)
-        loaded = {one.path: one for one in [await blocks.whole(one) for one in adopted]}
+        loaded = {one.path: one for one in await blocks.wholes(adopted)}
         loaded |= {one.path: one for part in (consumed, expiring.objects[0]) for one in part}
         if table:
             table = table.with_listed(expiring.objects[1])
@@ -233,7 +233,7 @@ class _Archive:
         found = [*(await blocks.find(manifest.index, places)).values()]
         if paths := {one for one in table.consumed if isinstance(one, str)}:  # a table of an earlier format
             found += [one async for part in blocks.scan(manifest.index) for one in part if one.path in paths]
-        return [await blocks.whole(one) for one in found]
+        return await blocks.wholes(found)
 
     async def _find_expiring(
         self,

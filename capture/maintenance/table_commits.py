@@ -25,8 +25,7 @@ from capture.archive.retired_pages import move
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, first_table
 from capture.errors import ManifestError, NotSweptError
-from capture.stores.contract import REQUESTS_AT_ONCE, Store
-from natty.wire.background import map_concurrently
+from capture.stores.contract import Store
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class TableCommits:
             left_out = {one.path for one in (*gone, *hide)}
             for version in before.list_versions():
                 async for part in self.index.scan(version, Where(stream=stream)):
-                    yield [await self.index.whole(one) for one in part if one.path not in left_out]
+                    yield await self.index.wholes([one for one in part if one.path not in left_out])
             yield [one for one in (*came, *show) if one.stream == stream]
 
         pointer, exposure = self.leading.pointer, self.leading.exposure
@@ -126,7 +125,7 @@ class TableCommits:
         places = [one for one in after.consumed if not isinstance(one, str)]
         found = [*(await self.index.find(shown, places)).values()]
         paths = {one.path for one in found}
-        consumed: list[Stored] = await map_concurrently(found, self.index.whole, at_once=REQUESTS_AT_ONCE)
+        consumed = await self.index.wholes(found)
         overlapping = await self._find_overlapping(came, consumed, paths)
         masked: list[Stored] = []
         for one in overlapping:
@@ -147,7 +146,7 @@ class TableCommits:
                 continue
             where = Where(stream=stream, sequences=(twice.first, twice.last))
             async for part in self.index.scan(self.table.shown, where):
-                wholes = [await self.index.whole(one) for one in part if one.path not in leave]
+                wholes = await self.index.wholes([one for one in part if one.path not in leave])
                 found += [one for one in wholes if not Sequences.from_bytes(one.sequences).isdisjoint(twice)]
         return found
 

@@ -95,12 +95,15 @@ class Duty:
             recorded = -math.inf
             while True:
                 term.check()
+                began = self.elapsed()
                 await self._attempt(SWEEPING, sweeps.run())
                 every, now = self.config.sweep.every, self.elapsed()
                 if now - recorded >= every:
                     await self._attempt(RECORDS, self.write_recording(recording))
                     recorded = now
-                await asyncio.sleep(min(every, self.config.table.fresh or every))
+                fresh = self.config.table.fresh
+                pause = min(every, max(fresh / 2, began + fresh - self.elapsed())) if fresh else every
+                await asyncio.sleep(pause)
 
     async def compact(self, term: Term) -> None:
         """Compact in every slot until the term ends. Raises LeadershipLostError at its end.

@@ -53,13 +53,13 @@ async def check_shown(store: Store, path: str, table: Table, manifest: Manifest)
                 raise ManifestError(f"{path} is wrong: the sequences {many.describe()} of {stream} are {what}")
     async for part in index.scan(table.shown):
         known = await _find(blocks, manifest, [place_of(one) for one in part])
-        for one in part:
+        for one, whole in zip(part, await index.wholes(part), strict=True):
             block = known.get(place_of(one))
             if one.path in table.consumed_paths:
                 raise ManifestError(f"{path} is wrong: it shows {one.path}, and its files replace this block")
             if block is None and manifest.number <= table.shown_of:
                 raise ManifestError(f"{path} is wrong: it shows {one.path}, which is not a block of the manifest")
-            if block is not None and not _is_shown_as(await index.whole(one), block):
+            if block is not None and not _is_shown_as(whole, block):
                 raise ManifestError(f"{path} is wrong: it does not show {one.path} as the manifest describes it")
 
 
@@ -75,7 +75,7 @@ async def _find(index: Index, manifest: Manifest, places: Sequence[Place]) -> di
     if manifest.listed:
         return {place_of(one): one for one in manifest.listed}
     found = await index.find(manifest.index, places)
-    return {place: await index.whole(one) for place, one in found.items()}
+    return dict(zip(found, await index.wholes([*found.values()]), strict=True))
 
 
 # --- totals ----------------------------------------------------------------------------------------------------------

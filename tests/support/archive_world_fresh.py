@@ -53,7 +53,10 @@ class SetExposure:
         else:
             metadata, came = [], [one async for part in files(STREAM) for one in part]
         if came or gone:
-            leave, arrive = {one.path for one in gone}, {one.path: one.sequences for one in came}
+            leave, arrive = (
+                {one.path for one in gone},
+                {one.path: Sequences.from_bytes(one.sequences).to_text() for one in came},
+            )
             assert leave <= live.keys(), "a file leaves the table that is not in it"
             assert live.keys() - leave == live.keys() - leave - arrive.keys(), "a file comes that is in the table"
             live = {one: shown for one, shown in live.items() if one not in leave} | arrive
@@ -81,7 +84,7 @@ class SetExposure:
         )
 
     async def list_fitting(self, store, table, blocks):
-        return list(blocks)
+        return list(blocks), table.columns
 
     async def announce(self, store, table):
         pass

@@ -9,14 +9,12 @@ import msgspec
 
 from capture.archive import chain
 from capture.archive.chain import Head, HeadPointer
-from capture.archive.index.page import Entry
 from capture.archive.index.tree import ALL, Index, Where
 from capture.archive.index.update import Update, update
 from capture.archive.index.version import Version
 from capture.archive.manifest import Indexed, Manifest, Outdated, Stored
 from capture.archive.table import Table
-from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
-from natty.wire.background import map_concurrently
+from capture.stores.contract import Listing, Store
 
 Kind = TypeVar("Kind", bound=Indexed)
 
@@ -49,7 +47,7 @@ async def load_from(index: Index, document: Kind, where: Where = ALL) -> Kind:
         return document.with_listed([one for one in document.listed if where.finds(one)])
     found: list[Stored] = []
     async for part in index.scan(document.index, where):
-        found += await map_concurrently(part, index.whole, at_once=REQUESTS_AT_ONCE)
+        found += await index.wholes(part)
     return document.with_listed(found)
 
 
@@ -63,14 +61,7 @@ async def scan_from(index: Index, document: Indexed, where: Where = ALL) -> Asyn
         yield [one for one in document.listed if where.finds(one)]
         return
     async for part in index.scan(document.index, where):
-        yield await _complete(index, part)
-
-
-async def _complete(index: Index, part: list[Entry]) -> list[Stored]:
-    """Return the entries with their sequences, of which large ones have pages of their own."""
-    if not any(one.apart for one in part):
-        return [*part]
-    return [*await map_concurrently(part, index.whole, at_once=REQUESTS_AT_ONCE)]
+        yield [*part] if not any(one.apart for one in part) else await index.wholes(part)
 
 
 async def renew(index: Index, document: Kind) -> tuple[Kind, Mapping[str, bytes]]:

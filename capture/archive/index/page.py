@@ -27,7 +27,7 @@ LEVEL = 3  # of zstd
 LARGEST = 64 << 20
 """The most bytes of a page before compression: no reader decompresses more. Only a page of one set can be so large."""
 DEEPEST = 12
-"""A higher level is damage: each level has at least ten times the entries of the one below."""
+"""A higher level is damage: a path has a key, so keys are short enough for ten children and more in each page."""
 
 
 class Entry(Stored, frozen=True, kw_only=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from capture.archive.index.page import (
@@ -179,6 +180,10 @@ class Index:
             fields["sequences"] = (await self.set_page(one.apart)).to_bytes()
         return Stored(**fields)
 
+    async def wholes(self, some: Sequence[Entry]) -> list[Stored]:
+        """Return these records with their sequences, read side by side. Raises as `whole`."""
+        return await map_concurrently(some, self.whole, at_once=REQUESTS_AT_ONCE)
+
     async def set_page(self, name: bytes) -> Sequences:
         """Return the set of sequences that has a page of its own. ManifestError; StoreError."""
         page = decode_set(await self._bytes(name), self.path(name))
@@ -212,12 +217,15 @@ class Index:
                 yield leaf
 
     async def _ahead(self, names: Sequence[bytes]) -> AsyncIterator[Page]:
-        tasks: list[asyncio.Task[Page]] = []
+        tasks: deque[asyncio.Task[Page]] = deque()
+        left = iter(names)
         try:
-            for place in range(len(names)):
-                while len(tasks) < min(place + AHEAD, len(names)):
-                    tasks.append(asyncio.create_task(self.page(names[len(tasks)], 0)))
-                yield await tasks[place]
+            while True:
+                for name in islice(left, AHEAD - len(tasks)):
+                    tasks.append(asyncio.create_task(self.page(name, 0)))
+                if not tasks:
+                    return
+                yield await tasks.popleft()
         finally:
             for task in tasks:
                 task.cancel()

@@ -12,7 +12,7 @@ from capture.archive.index.page import Entry, SetPage, encode, place_of
 from capture.archive.index.tree import Index, Where
 from capture.archive.index.version import Name, Place, Total, Version
 from capture.archive.manifest import Stored
-from capture.archive.sequences import Sequences
+from capture.archive.sequences import WIDEST, Sequences
 from capture.errors import ManifestError
 
 
@@ -65,7 +65,12 @@ async def update(
 
 async def held_of(index: Index, version: Version, stream: str) -> Sequences:
     """Return the sequences that a version holds of a stream. ManifestError; StoreError."""
-    return await read_held(version.streams.get(stream, Total()).held, index.set_page)
+    held = version.streams.get(stream, Total()).held
+    if (many := sum(last - first + 1 for first, last in held.runs)) > WIDEST:
+        raise ManifestError(
+            f"the total of {stream} is damaged: it has {many:,} sequences, and at most {WIDEST:,} are read"
+        )
+    return await read_held(held, index.set_page)
 
 
 def _by_stream(adds: Iterable[Stored], removes: Iterable[Stored]) -> dict[str, tuple[list[Stored], list[Stored]]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from capture.archive.sequences import MAXIMUM
 
 Name = bytes
 """The name of a page: the SHA-256 of its bytes."""
 Place = tuple[str, int, str, int, str]
 """Where an entry is sorted: its stream, interval, key, first sequence and path."""
-Runs = list[tuple[int, int]]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAXIMUM)]
+Runs = list[tuple[Sequence, Sequence]]
 """Runs of sequences, (first, last), in order and not adjacent."""
 
 

@@ -124,7 +124,7 @@ async def test_blocks_are_shown_while_a_merge_is_under_way_and_none_is_lost_or_t
         assert await world.seen() == [1, 2, 3, 4, 5, 6, 7]
 
     await leader.compact(Meanwhile(happens))
-    shown = sorted([*Sequences.from_text(one.sequences)] for one in await world.shown())
+    shown = sorted([*Sequences.from_bytes(one.sequences)] for one in await world.shown())
     assert shown == [[4, 6], [5], [7]]
     assert await world.seen() == [1, 2, 3, 4, 5, 6, 7]
     await leader.compact()

@@ -182,7 +182,8 @@ async def test_a_bad_entry_is_reported_and_stops_nobody():
         ({"sequences": "no base64"}, "Invalid base64"),
         ({"sequences": ""}, "its sequences are not from 1 to 1"),
         ({"first": 2}, "its sequences are not from 2 to 1"),
-        ({"interval": 2**70}, "a number in it has more than 64 bits"),
+        ({"interval": 2**70}, "$.interval"),
+        ({"first": -1}, "$.first"),
     ],
 )
 async def test_an_entry_that_no_index_can_hold_stops_nobody(wrong, said):

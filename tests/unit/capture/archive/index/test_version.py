@@ -6,15 +6,19 @@ import asyncio
 import random
 from collections import Counter
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wide_index import as_entry
 
-from capture.archive.index.page import page_path, place_of
+from capture.archive.index.page import Page, decode, encode, page_path, place_of
 from capture.archive.index.tree import SIZES, Index, Sizes
 from capture.archive.index.update import held_of, update
-from capture.archive.index.version import Version
+from capture.archive.index.version import Held, Runs, Total, Version
 from capture.archive.manifest import Stored
-from capture.archive.sequences import Sequences
+from capture.archive.sequences import WIDEST, Sequences
+from capture.errors import ManifestError
 from capture.stores.memory import MemoryStore
 
 spans = st.tuples(st.integers(1, 40), st.integers(0, 12), st.sampled_from([1, 2, 3]))
@@ -70,3 +74,28 @@ async def play(changes, dice: random.Random) -> None:
         needed = (needed | made.pages.keys()) - made.replaced
         assert needed == await index.reach(version)
         assert needed == {bytes.fromhex(one.path.rpartition("/")[2]) for one in await store.list()} - replaced
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("first", 2**64 - 1), ("last", -1), ("interval", 2**63 - 1), ("min_ns", 2**64 - 1), ("max_ns", -1), ("count", -1)],
+)
+def test_an_entry_with_a_number_that_no_scan_would_find_is_damage(field: str, wrong: int) -> None:
+    one = msgspec.structs.replace(as_entry("A"), **{field: wrong})
+    name, data = encode(Page(level=0, token=1, number=1, entries=[one]))
+    with pytest.raises(ManifestError, match=r"is damaged: .*(Expected `int`|out of range)"):
+        decode(data, page_path("_index/", name))
+
+
+@pytest.mark.parametrize("runs", [[(-5, 5)], [(2**64 - 5, 2**64 - 1)]])
+def test_a_total_with_numbers_that_are_no_sequences_is_refused_when_it_is_read(runs: Runs) -> None:
+    data = msgspec.json.encode(Held(count=1, runs=runs))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(data, type=Held)
+
+
+async def test_a_total_that_would_fill_the_memory_is_refused() -> None:
+    runs = [(number * 10**12, number * 10**12 + WIDEST // 2) for number in range(3)]
+    version = Version(streams={"A": Total(held=Held(count=1, runs=runs))})
+    with pytest.raises(ManifestError, match="the total of A is damaged: it has 150,000,000,003 sequences"):
+        await held_of(Index(MemoryStore(), "_index/"), version, "A")
