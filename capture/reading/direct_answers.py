@@ -88,13 +88,9 @@ def of_answer(
     if sent_before[0].as_py() or not sent_before[1:].equals(sequences[:-1]) or sequences[-1].as_py() != last:
         raise Broken
     rows = len(raw)
-    made = {
-        "stream": pa.repeat(pa.scalar(stream, pa.string()), rows),
-        "sequence": sequences,
-        "time_ns": times,
-        "deliveries": pa.repeat(pa.scalar(1, pa.int32()), rows),
-        "error": pa.nulls(rows, pa.string()),
-    }
+    made = {"stream": pa.repeat(pa.scalar(stream, pa.string()), rows)}
+    made["sequence"], made["time_ns"] = sequences, times
+    made["deliveries"], made["error"] = pa.repeat(pa.scalar(1, pa.int32()), rows), pa.nulls(rows, pa.string())
     made["subject"], made["subject_raw"] = subject_columns(subjects)
     if "payload" in columns:
         made["payload"] = _binary([message[3] for message in raw])

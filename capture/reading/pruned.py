@@ -18,7 +18,9 @@ from capture.archive.sequences import MAXIMUM
 from capture.formats.envelope import SCHEMA
 from capture.reading.inventory import Item
 
-_SEQUENCE, _TIME, _STREAM = pc.field("sequence"), pc.field("time_ns"), pc.field("stream")
+_SEQUENCE = pc.field("sequence")
+_TIME = pc.field("time_ns")
+_STREAM = pc.field("stream")
 
 
 class PrunedDataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
