@@ -245,6 +245,8 @@ FIRST_NS = records([1]).times_ns[0]
     [
         ("sequence BETWEEN 50 AND 52", range(50, 53)),
         (f"time_ns >= {FIRST_NS + 69} AND time_ns < {FIRST_NS + 73}", range(70, 74)),
+        ("sequence = 51", [51]),  # the last one of its object
+        (f"time_ns = {FIRST_NS + 50}", [51]),
         ("sequence IN (4, 88)", [4, 88]),
         ("sequence < 3 OR sequence = 80", [1, 2, 80]),
         ("stream = 'OTHER'", []),
