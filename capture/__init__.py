@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         CipherError as CipherError,
         CompactionError as CompactionError,
         ConfigError as ConfigError,
+        DamagedIndexError as DamagedIndexError,
         DataLossError as DataLossError,
         FencedError as FencedError,
         ForeignEntryError as ForeignEntryError,
@@ -49,10 +50,11 @@ else:  # the same names, each imported when it is first used (PEP 562)
         "capture.config.load": "load",
         "capture.errors": """
             AlreadyStoredError CaptureError CatalogAwayError CatalogError CatalogRefusedError CatalogUnfitError
-            CipherError CompactionError ConfigError DataLossError FencedError ForeignEntryError FormatError
-            KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError NotStoredError
-            NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError RestoreRefusedError SignatureError
-            SparkError SpillError StoreError StoreFullError StoreUnfitError StoreUnreadableError WriterError
+            CipherError CompactionError ConfigError DamagedIndexError DataLossError FencedError ForeignEntryError
+            FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
+            NotStoredError NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError RestoreRefusedError
+            SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError StoreUnreadableError
+            WriterError
         """,
         "capture.node.node": "Node",
         "capture.reading.read": "read read_batches",

@@ -97,6 +97,10 @@ class ManifestError(CaptureError):
     """The archive's manifest is damaged, or of a newer format than this version reads."""
 
 
+class DamagedIndexError(ManifestError):
+    """A page of the archive's index is missing or was changed: restore it from a copy of the store."""
+
+
 class FormatError(CaptureError):
     """An object of the archive is damaged, or of a newer format than this version reads."""
 

@@ -156,7 +156,7 @@ async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[
                 if not await holds_archive(store):
                     raise
                 alone = await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
-                if not alone.held.objects:
+                if not alone.held.objects and not alone.held.unread:
                     raise
                 return replace(alone, uncompared=str(error))
         return await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)

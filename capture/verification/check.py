@@ -19,7 +19,7 @@ from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.config.consumers import Position, consumer_states, consumers_of, read_recorded_consumers
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, ManifestError, NotStoredError
+from capture.errors import CaptureError, DamagedIndexError, ManifestError, NotStoredError
 from capture.ingest.board import server_time
 from capture.ingest.source import stream_info
 from capture.maintenance.sweep import read_entries
@@ -208,7 +208,7 @@ async def _read_holdings(
             trust=config.trust(),
         )
     except ManifestError as error:
-        return Holdings(problems=(str(error), *unreadable))
+        return Holdings(problems=(str(error), *unreadable), unread=isinstance(error, DamagedIndexError))
     held = streams.get(config.stream, Holdings())
     return replace(held, problems=(*held.problems, *unreadable, *held.refused))
 

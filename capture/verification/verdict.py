@@ -50,6 +50,7 @@ class Holdings:
     blocks that disappeared before they were adopted: a writer that gave up such a block has acknowledged none of its
     messages. `duplicates` is the number of surplus rows in the table. `problems` are sentences about damage,
     `unchecked` about objects that could not be checked, `refused` about those that the configuration does not allow.
+    `unread`: the index is damaged, so nothing is known of the objects.
     """
 
     stored: Sequences = field(default_factory=Sequences)
@@ -64,6 +65,7 @@ class Holdings:
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    unread: bool = False
     objects: int = 0
     bytes: int = 0
 
@@ -78,7 +80,7 @@ class Verdict:
     `incomplete` the part of `undecodable` that is only in objects which do not keep messages whole.
     For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages. `waiting`
     are stored and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the
-    gaps whose content can't be determined.
+    gaps whose content can't be determined. If the archive is `unread`, all its sequences are unknown.
     """
 
     stored: Sequences = field(default_factory=Sequences)
@@ -99,6 +101,7 @@ class Verdict:
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     asked: bool = True
+    unread: bool = False
 
     @property
     def ok(self) -> bool:
@@ -107,6 +110,11 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the verdict for people, in one sentence; problems come last."""
+        if self.unread:
+            which = (
+                f": {len(self.unknown):,} sequences are unchecked ({self.unknown.describe()})" if self.unknown else ""
+            )
+            return f"the archive could not be read{which}; {self._judge()}"
         classes = (
             (self.stored, "stored"),
             (self.undecodable - self.incomplete, "undecodable and kept raw"),
@@ -176,6 +184,9 @@ def _some(sentences: tuple[str, ...]) -> list[str]:
 
 def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
     """Return the class of every sequence. Without a stream, only the content of damaged objects can be missing."""
+    if held.unread:
+        ever = Sequences.from_range(1, stream.last) - stream.unwanted if stream else Sequences()
+        return Verdict(**_shared_fields(held), unknown=ever, asked=stream is not None, unread=True)
     if stream is None:
         return _compare_alone(_mark_missed(held, Sequences.union_of(held.dangling.values())))
     inside, ever = Sequences.from_range(stream.first, stream.last), Sequences.from_range(1, stream.last)

@@ -16,7 +16,7 @@ import msgspec
 from capture.archive.index.version import Name, Place, Runs
 from capture.archive.manifest import Stored
 from capture.archive.sequences import MAXIMUM, Packed, Sequences
-from capture.errors import ManifestError
+from capture.errors import DamagedIndexError, ManifestError
 from natty.errors import UNREADABLE
 
 FORMAT = 1
@@ -118,6 +118,14 @@ def page_path(folder: str, name: Name) -> str:
     return f"{folder}{name.hex()}"
 
 
+def make_damage(path: str, what: str) -> DamagedIndexError:
+    """Return the error for a page that is not what it was: it says what to do."""
+    return DamagedIndexError(
+        f"{path} {what}. The archive's index is damaged, its blocks and table files are not affected:"
+        f" restore {path} from a copy of the store, see docs/moving.md"
+    )
+
+
 def encode(page: Page | SetPage) -> tuple[bytes, bytes]:
     """Return a page's name and its bytes. ManifestError if it is larger than readers accept."""
     plain = _encode(page)
@@ -128,7 +136,7 @@ def encode(page: Page | SetPage) -> tuple[bytes, bytes]:
 
 
 def decode(data: bytes, path: str) -> Page:
-    """Return the page at this path. ManifestError if it was changed, is damaged, or of a newer format."""
+    """Return the page at this path. DamagedIndexError if it was changed; ManifestError if it is unreadable."""
     page = _decode(data, path, _decode_page)
     if bool(page.entries) == bool(page.children) or bool(page.level) != bool(page.children):
         raise ManifestError(f"{path} is damaged: a leaf has entries, and another page children")
@@ -144,7 +152,7 @@ def decode_set(data: bytes, path: str) -> SetPage:
 
 def _decode(data: bytes, path: str, read: Callable[[bytearray], Kind]) -> Kind:
     if sha256(data).hexdigest() != path.rpartition("/")[2]:
-        raise ManifestError(f"{path} was changed: its SHA-256 is not its name")
+        raise make_damage(path, "was changed: its SHA-256 is not its name")
     try:
         plain = _decompress(data)
         try:

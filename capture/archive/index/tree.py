@@ -16,6 +16,7 @@ from capture.archive.index.page import (
     Ref,
     decode,
     decode_set,
+    make_damage,
     page_path,
     place_of,
     ref_of,
@@ -127,8 +128,8 @@ class Index:
     async def page(self, name: bytes, level: int | None = None) -> Page:
         """Return a page, which is at this level. StoreError.
 
-        ManifestError if it is missing, was changed, is damaged or of a newer format, or is at another level: so a way
-        down a tree has an end.
+        DamagedIndexError if it is missing or was changed; ManifestError if it is unreadable, of a newer format, or at
+        another level: so a way down a tree has an end.
         """
         page = self.read_page(name, await self._bytes(name))
         if level not in (None, page.level):
@@ -154,9 +155,7 @@ class Index:
             async with self._requests:
                 data = await self.store.get(self.path(name))
         except NotStoredError as error:
-            raise ManifestError(
-                f"{self.path(name)} is missing from {self.store.url}, and the index names it"
-            ) from error
+            raise make_damage(self.path(name), f"is missing from {self.store.url}, and the index names it") from error
         self.remember({name: data})
         return data
 

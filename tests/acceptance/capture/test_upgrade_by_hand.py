@@ -259,6 +259,9 @@ def test_commands_that_meet_a_page_that_was_touched_name_it_and_change_nothing(
             told = done.out + done.err
             assert done.status == status, (words, done)
             assert f"_index/blocks/{page.name} {said}" in told, (words, done)
+            if words[0] == "verify":
+                assert told.startswith("the archive could not be read: 20 sequences are unchecked (1–20); "), told
+                assert not any(one in told for one in ("MISSING", "the archive that NATS knows", "another durable"))
             assert len(told.splitlines()) == (2 if words[0] == "purge" else 1), (words, done)
         assert objects(lake).items() >= before.items()
         page.unlink(missing_ok=True)

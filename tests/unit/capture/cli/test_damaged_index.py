@@ -41,6 +41,12 @@ DAMAGES = {
 }
 
 
+REMEDY = (
+    "The archive's index is damaged, its blocks and table files are not affected: restore {path} from a copy of the"
+    " store, see docs/moving.md\n"
+)
+
+
 def damage(page, other, how):
     data = page.read_bytes()
     changed = other.read_bytes() if how is None else how(data)
@@ -63,10 +69,14 @@ async def test_each_command_that_meets_the_page_names_it(damaged, capture, pages
                 status, out, err = await run_in_thread(capture, *words)
                 assert (status, out, err.count("\n")) == (1, "", 1), (what, words, err)
                 assert f"{path} {said}" in err
+                assert err.endswith(REMEDY.format(path=path))
             for more in ((), ("--no-checksums",)):
                 status, out, err = await run_in_thread(capture, *VERIFY, *more)
                 assert (status, err, out.count("\n")) == (3, "", 1), (what, out, err)
                 assert out.count(f"{path} {said}") == 1
+                assert REMEDY.format(path=path).strip() in out
+                assert out.startswith(f"the archive could not be read; {path} {said}")
+                assert not any(wrong in out for wrong in ("MISSING", "nothing stored", "is missing;"))
             (lake / path).unlink(missing_ok=True)
             (lake / path).write_bytes(data)
     status, out, _ = await run_in_thread(capture, *COMMANDS["sql"])

@@ -93,7 +93,8 @@ async def test_a_leaf_in_a_document_is_read_by_its_hash():
     for changed in (leaf[:-1], flip(leaf, 9), (await foreign(archived, path))):
         head = await recommit(archived, Manifest, msgspec.structs.replace(document.index, leaf=changed))
         [problem] = (await audit(archived, keys=KEYS.public, deep=True)).problems
-        assert problem == f"{path} was changed: its SHA-256 is not its name (an index of {head.path})"
+        assert problem.startswith(f"{path} was changed: its SHA-256 is not its name. ")
+        assert problem.endswith(f" (an index of {head.path})")
         with pytest.raises(ManifestError, match=f"^{path} was changed"):
             await read(archived)
     await recommit(archived, Manifest, msgspec.structs.replace(document.index, leaf=b""))
