@@ -29,6 +29,20 @@ def sentence(error: BaseException) -> str:
     return _first_line(said)
 
 
+def keep_text(error: BaseException) -> None:
+    """Let `str(error)` work after the JVM has ended, which has the texts of its errors; the sentence comes last.
+
+    Otherwise the last line of a program that did not catch it is "<exception str() failed>". The error's class stays a
+    subclass of its own, with the same name.
+    """
+    if not isinstance(error, PySparkException | Py4JJavaError):
+        return
+    said, text, kind = sentence(error), str(error).rstrip(), type(error)
+    text = text if text.endswith(said) else f"{text}\n{said}"
+    fields = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__str__": lambda _: text}
+    error.__class__ = type(kind.__name__, (kind,), fields)
+
+
 def _java_sentence(error: Py4JJavaError) -> str:
     """Return the outermost and the innermost reason: "while reading file …: it is not a Parquet file"."""
     chain = [_first_line(thrown.getMessage() or thrown.getClass().getName()) for thrown in _causes(error)]

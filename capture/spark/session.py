@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from capture.errors import SparkError
 from capture.spark import class_data, clusters, gateway, kubernetes
 from capture.spark.exercise import exercise
-from capture.spark.failure import sentence
+from capture.spark.failure import keep_text, sentence
 from capture.spark.java import Java, choose
 from capture.spark.options import SparkOptions, check_master, read_properties
 
@@ -82,6 +82,10 @@ def _session(
             raise SparkError(f"Spark did not start with {properties['spark.master']}: {said}") from None
         try:
             yield spark
+        except Exception as error:
+            with suppress(Py4JError, OSError):  # the JVM is gone
+                keep_text(error)
+            raise
         finally:
             with suppress(Py4JError, OSError):  # the JVM is gone
                 _end_workers(spark)
