@@ -20,6 +20,8 @@ AHEAD_BYTES = 16 << 20
 DAYS_AT_ONCE = 4
 """Days of history that are listed together: 96 hours are more than are read ahead."""
 
+Around = tuple[Recording | None, Recording | None]
+
 _HOUR = len(f"{HISTORY}2026-11-21/03-")
 
 
@@ -144,15 +146,23 @@ async def recording_at(store: Store, newest: Recording, at: float) -> Recording 
     is, and back from there. Hours that were recorded without pointers are read one after the other. Each document is
     named by the one before it with its SHA-256: ManifestError if one was changed, NotStoredError if one is missing.
     """
+    return (await recordings_around(store, newest, at))[0]
+
+
+async def recordings_around(store: Store, newest: Recording, at: float) -> Around:
+    """Return the recording that was valid at a time, and the earliest one after it that is kept; None for no such one.
+
+    The latter is found only if there is no valid one: then both tell what is missing. Raises as `recording_at`.
+    """
     if newest.created <= at:
-        return newest
+        return newest, None
     hour = f"{HISTORY}{datetime.fromtimestamp(max(0.0, at), UTC):%Y-%m-%d/%H}-"
-    document: Recording | None = newest
+    document = newest
     async with PastHours(store, hour) as hours:
-        while document is not None and document.created > at and (following := _nearest(document, hour)):
+        while document.created > at and (following := _nearest(document, hour)):
             document = await _read(hours if not document.skips else store, following)
-    if document is None or document.created <= at:
-        return document
+    if document.created <= at:
+        return document, None
     return await _search_hour(store, document, at, hour)
 
 
@@ -165,18 +175,18 @@ def _nearest(document: Recording, hour: str) -> Earlier | None:
     return min(sorted(later, key=lambda one: one.path, reverse=True), key=lambda one: one.path[:_HOUR], default=None)
 
 
-async def _search_hour(store: Store, last: Recording, at: float, hour: str) -> Recording | None:
-    """Return the recording that was valid at a time, given the last one of its hour, or the first one after its hour.
+async def _search_hour(store: Store, last: Recording, at: float, hour: str) -> Around:
+    """Return the recordings around a time, given the last one of its hour, or the first one after its hour.
 
     Within the hour it reads the recordings that clean-up has left.
     """
     if last.earlier and not history_path(last).startswith(hour):
-        return await _read(store, last.earlier)
+        return await _read(store, last.earlier), None
     document: Recording | None = last
     async with Prefetch(store, await _list_recorded(store, last)) as ahead:
         while document is not None and document.created > at:
-            document = await _read_previous(ahead, document)
-    return document
+            last, document = document, await _read_previous(ahead, document)
+    return document, last if document is None else None
 
 
 async def _list_recorded(store: Store, last: Recording) -> list[ObjectInfo]:

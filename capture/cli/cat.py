@@ -66,7 +66,8 @@ def moment(text: str) -> str:
         return show_time(parse_time(text))
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text!r} is neither a time with its zone (2026-11-21T06:00:00Z) nor a duration (1h30m)"
+            f"{text!r} is not a time with its zone and at most nine decimals of a second (2026-11-21T06:00:00Z), and"
+            " not a duration (1h30m)"
         ) from None
 
 

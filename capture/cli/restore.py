@@ -11,6 +11,7 @@ import typer
 from rich.progress import TimeRemainingColumn
 
 from capture.cli import settings
+from capture.cli.cat import moment
 from capture.cli.verify import show_progress
 from capture.config.settings import CaptureConfig
 from capture.errors import RestoreRefusedError
@@ -42,21 +43,16 @@ class _Wanted:
     pace: Pace
 
 
-def _time(text: str) -> int:
-    """Return the Unix nanoseconds of a time with its zone. Raises a usage error if it is not one."""
-    try:
-        return parse_time(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a time with its zone and at most nine decimals of a second; write 2026-11-21T06:00:00Z"
-        ) from None
-
-
 def _start(text: str) -> dict[str, int]:
     """Return where a window starts: a sequence, or a time with its zone. Raises a usage error if it is neither."""
     if text.isdecimal() and int(text):
         return {"start": int(text)}
-    return {"start_ns": _time(text)}
+    return {"start_ns": _at(text)}
+
+
+def _at(text: str) -> int:
+    """Return the Unix nanoseconds of a time with its zone, or of a duration before now. Raises a usage error."""
+    return parse_time(moment(text))
 
 
 def _speed(text: str) -> float:
@@ -79,7 +75,8 @@ def restore(
     stream: settings.Stream = None,
     store: settings.Store = None,
     at: Annotated[
-        int | None, typer.Option(parser=_time, metavar="TIME", help="State at this time: 2026-11-21T06:00:00Z.")
+        int | None,
+        typer.Option(parser=_at, metavar="TIME", help="State at this time: 2026-11-21T06:00:00Z, or 1h30m ago: 1h30m."),
     ] = None,
     to_sequence: Annotated[int | None, typer.Option(min=1, metavar="N", help="Last sequence.")] = None,
     start: Annotated[

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from capture.archive.chain import Document, read
 from capture.archive.heads import head_readers, newest_readers
-from capture.archive.history import recording_at
+from capture.archive.history import recordings_around
 from capture.archive.identity import archive_name, list_claimed, require_archive
 from capture.archive.index.contents import Indexes
 from capture.archive.index.tree import Where
@@ -53,7 +54,8 @@ class Past:
 
     `record` is the last one recorded by then, or None. `recorded` is its time (Unix seconds). `config` was in force.
     `objects` are those of the stream. `held` are all sequences that they hold, `removed` those that the archive's
-    retention removed.
+    retention removed. If nothing is recorded by that moment, `later` is the earliest recording after it.
+    `configured` is when `config` was first seen (Unix seconds; 0: not known).
     """
 
     stream: str
@@ -64,15 +66,17 @@ class Past:
     objects: Inventory
     held: Sequences
     removed: Sequences
+    later: Recording | None = None
+    configured: float = 0.0
 
 
 # --- decisions: pure -------------------------------------------------------------------------------------------------
 
 
-def in_force(configurations: list[Configuration], at_ns: int | None) -> dict[str, Any]:
+def in_force(configurations: list[Configuration], at_ns: int | None) -> Configuration:
     """Return the configuration in force at a time (Unix ns; None: the last). The first also counts before its time."""
     before = [one for one in configurations if at_ns is None or one.since * 1e9 <= at_ns]
-    return (before[-1] if before else configurations[0]).config
+    return before[-1] if before else configurations[0]
 
 
 def bounds(past: Past, window: Window) -> tuple[int, int]:
@@ -141,16 +145,20 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
             f"nothing is recorded of a stream {config.stream} in {store.url}: its configuration is not known. The"
             f" recorded ones: {', '.join(newest.streams) or 'none'}"
         )
-    then = newest if window.at_ns is None else await recording_at(store, newest, window.at_ns / 1e9)
+    at = math.inf if window.at_ns is None else window.at_ns / 1e9
+    then, later = await recordings_around(store, newest, at)
+    configuration = in_force(newest.streams[config.stream].configurations, window.at_ns)
     return Past(
         stream=config.stream,
         archive=archive,
-        config=in_force(newest.streams[config.stream].configurations, window.at_ns),
+        config=configuration.config,
+        configured=configuration.since,
         record=then.streams.get(config.stream) if then else None,
         recorded=then.created if then else 0.0,
         objects=objects,
         held=await objects.find_held(config.stream),
         removed=objects.removed.get(config.stream, Sequences()),
+        later=later,
     )
 
 

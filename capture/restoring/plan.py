@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from capture.archive.recording import Consumer, Position, resume
+from capture.archive.chain import KEPT
+from capture.archive.recording import Consumer, Position, Recording, resume
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.reading.supply import Supply
 from capture.restoring.past import Past, Window, bounds
@@ -307,9 +308,11 @@ def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterabl
     yield "the stream's time of creation: the restored stream is a new one"
     yield "messages whose own time to live (Nats-TTL) is over are left out by the server"
     if past.record is None:
-        yield "nothing was recorded by that time: consumers, and what was deleted by then, are not known"
+        unknown = "consumers, and what was deleted by then, are not known"
+        since = f"; the configuration is that of {_show(past.configured)}" if past.configured else ""
+        yield f"{_explain_no_record(past.later)}: {unknown}{since}"
     elif consumers:
-        when = f"at {datetime.fromtimestamp(past.recorded, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        when = f"at {_show(past.recorded)}"
         if not past.record.created:
             when = "when the backup was made"
         if exact and all(past.record.consumers[one["config"]["name"]].pending is not None for one in consumers):
@@ -319,6 +322,20 @@ def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterabl
                 f"consumers continue after the messages that they had acknowledged without a gap {when}: messages "
                 "that they acknowledged beyond that are delivered again"
             )
+
+
+def _explain_no_record(later: Recording | None) -> str:
+    """Return why nothing is recorded by a moment, given the earliest recording after it that is kept."""
+    if later is None:
+        return "nothing was recorded by that time"
+    if later.number == 1:
+        return f"nothing was recorded by that time, the first recording is of {_show(later.created)}"
+    dropped = f"no recording by that time is kept (only the last {KEPT}, and the last of each hour)"
+    return f"{dropped}, the next one is of {_show(later.created)}"
+
+
+def _show(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _report_nothing(past: Past, window: Window, there: Sequences, unrestorable: list[str]) -> Iterable[str]:

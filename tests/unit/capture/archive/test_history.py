@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.archive import chain, recording
-from capture.archive.history import AHEAD_OBJECTS, DAYS_AT_ONCE, Prefetch, recording_at
+from capture.archive.history import AHEAD_OBJECTS, DAYS_AT_ONCE, Prefetch, recording_at, recordings_around
 from capture.archive.recording import HISTORY, HOUR, SKIP, Earlier, Recording, StreamRecord, add_hour, history_path
 from capture.errors import ManifestError, NotStoredError
 from capture.stores import MemoryStore
@@ -103,6 +103,8 @@ async def test_before_the_first_recording_there_is_none_and_after_the_newest_the
     last, store = await newest(archived.store), Watched(archived.store)
     assert await recording_at(store, last, NOW - 1) is None
     assert await recording_at(store, last, NOW - 1e9) is None
+    _, first = await recordings_around(store, last, NOW - 1)
+    assert count(first) == 1, "the first recording of the hour is not kept any more"
     assert await recording_at(archived.store, last, NOW + 1e9) is last
 
 

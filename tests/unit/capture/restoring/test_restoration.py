@@ -1,6 +1,8 @@
 """The plan of a restore, without a server: what is wanted, what will not be as it was, what stands in the way."""
 
 import re
+import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -8,11 +10,11 @@ import typer
 from retaining import stored
 from supplying import inventory_of, records_of
 
-from capture.archive.history import recording_at
+from capture.archive.history import recording_at, recordings_around
 from capture.archive.index.tree import ALL
 from capture.archive.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord, Unacked
 from capture.archive.sequences import Sequences
-from capture.cli.restore import _speed, _start, _time
+from capture.cli.restore import _at, _speed, _start
 from capture.errors import ManifestError
 from capture.reading.supply import Supply
 from capture.restoring.past import Past, Window, bounds, in_force, list_held_then
@@ -270,7 +272,7 @@ def test_an_older_server_is_not_asked_for_what_it_does_not_know():
 
 def test_the_configuration_that_held_at_a_time():
     several = [Configuration(since=one, first_seq=1, last_seq=1, config={"n": one}) for one in (10.0, 20.0)]
-    assert [in_force(several, at and int(at * 1e9))["n"] for at in (5.0, 10.0, 19.9, 20.0, None)] == [
+    assert [in_force(several, at and int(at * 1e9)).config["n"] for at in (5.0, 10.0, 19.9, 20.0, None)] == [
         10,
         10,
         10,
@@ -286,7 +288,27 @@ async def test_a_recording_of_before_that_was_changed_is_refused():
     with pytest.raises(ManifestError, match=r"_history/x.json was changed"):
         await recording_at(store, newest, 50.0)
     assert await recording_at(store, newest, 100.0) is newest
-    assert await recording_at(store, msgspec.structs.replace(newest, earlier=None), 50.0) is None
+    first = msgspec.structs.replace(newest, earlier=None)
+    assert await recording_at(store, first, 50.0) is None
+    assert await recordings_around(store, first, 50.0) == (None, first)
+    assert await recordings_around(store, first, 100.0) == (first, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (1, "nothing was recorded by that time, the first recording is of 2026-11-21 03:00:00 UTC"),
+        (
+            41,
+            "no recording by that time is kept (only the last 20, and the last of each hour), the next one is of"
+            " 2026-11-21 03:00:00 UTC",
+        ),
+    ],
+)
+def test_where_nothing_is_recorded_the_next_recording_and_the_configuration_are_named(number, said):
+    known = replace(past(), record=None, later=Recording(number=number, created=NOW), configured=NOW - 60)
+    unknown = "consumers, and what was deleted by then, are not known; the configuration is that of"
+    assert f"{said}: {unknown} 2026-11-21 02:59:00 UTC" in planned(known).not_kept
 
 
 def test_the_pace_and_what_the_command_line_reads():
@@ -294,14 +316,16 @@ def test_the_pace_and_what_the_command_line_reads():
     assert Pace().due(0, 10**10) == 0.0
     assert [_speed(text) for text in ("original", "max", "2.5")] == [1.0, 0.0, 2.5]
     assert _start("7") == {"start": 7}
-    assert _start("2026-11-21T06:00:00.000000001Z") == {"start_ns": _time("2026-11-21T06:00:00Z") + 1}
+    before = time.time_ns()
+    assert before - 3600 * 10**9 <= _at("1h") <= time.time_ns() - 3600 * 10**9
+    assert _start("2026-11-21T06:00:00.000000001Z") == {"start_ns": _at("2026-11-21T06:00:00Z") + 1}
     for read, text in (
         (_speed, "0"),
         (_speed, "fast"),
         (_speed, "-1"),
-        (_time, "noon"),
-        (_time, "2026-11-21"),
-        (_time, "2026-11-21T06:00:00.1234567891Z"),
+        (_at, "noon"),
+        (_at, "2026-11-21"),
+        (_at, "2026-11-21T06:00:00.1234567891Z"),
         (_start, "0"),
     ):
         with pytest.raises(typer.BadParameter):
