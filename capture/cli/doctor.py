@@ -9,7 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from capture.archive.chain import latest_offline, read
 from capture.archive.identity import holds_archive
+from capture.archive.table import Table
 from capture.cli import checks, settings
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
@@ -31,6 +33,7 @@ from natty.errors import NattyError
 from natty.streams import ConsumerInfo
 from natty.streams.listing import all_consumers
 
+PROBE_BYTES = 65_536  # a full disk may still store an empty object
 MEMORY = Path("/proc/meminfo")
 LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -114,7 +117,7 @@ async def _store(url: str) -> Finding:
     try:
         store = open_store(url)
         path = f"doctor-{secrets.token_hex(8)}"
-        await store.put(path, b"")
+        await store.put(path, secrets.token_bytes(PROBE_BYTES))
         try:
             await store.put(path, b"")
         except AlreadyStoredError:
@@ -129,12 +132,14 @@ async def _store(url: str) -> Finding:
 
 
 async def _catalog(config: CaptureConfig) -> list[Finding]:
-    """Report whether the user's catalog answers, and what it has for each stream."""
+    """Report whether the user's catalog answers, and whether each stream's entry is free or the archive's own."""
     found = []
     for one in each(config) if config.table.catalog.type else ():
-        catalog = UserCatalog(open_store(one.store or "."), one)
+        catalog = UserCatalog(store := open_store(one.store or "."), one)
         try:
-            found.append(Finding("catalog", Status.OK, await catalog.reach(one.stream)))
+            head = await latest_offline(store, Table)
+            table = Table() if head is None else await read(store, head, Table)
+            found.append(Finding("catalog", Status.OK, await catalog.reach(table, one.stream)))
         except CaptureError as error:
             found.append(Finding("catalog", Status.FAIL, str(error)))
         catalog.close()

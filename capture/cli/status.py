@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from capture.archive.iceberg_state import FreshState, TableState
+from capture.archive.iceberg_state import CatalogState, FreshState, TableState
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
@@ -139,7 +139,8 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     table.add_row(f"manifest {state.manifest}", f"{blocks} not compacted yet; {unadopted} not adopted yet")
     compacted = ""
     if state.compacted is not None:
-        compacted = f"; compacted {_age(time.time() - state.compacted)} ago by {state.compactor or 'no node'}"
+        compacted = f"; compacted {_age(time.time() - state.compacted)} ago"
+        compacted += f", last commit by {state.compactor}" if state.compactor else ""
     files = f"{write_count(state.files, 'file')}, {write_count(state.rows, 'message')}, {_size(state.table_bytes)}"
     table.add_row(f"table {state.table}", files + compacted)
     for one in state.tables:
@@ -148,8 +149,7 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     if status.fresh:
         table.add_row("fresh table", printable(_describe_fresh(status.fresh)))
     for entry in status.catalogs:
-        shown = f"shows table {entry.number}, since {_time(entry.since)}" if entry.since else "not registered"
-        table.add_row(f"catalog {entry.stream}", printable(f"{entry.entry}: {entry.trouble or shown}"))
+        table.add_row(f"catalog {entry.stream}", printable(f"{entry.entry}: {_describe_entry(entry)}"))
     if healed := sum(one.healed for one in state.streams):
         table.add_row("healed", f"{write_count(healed, 'message')} that no node had stored, by {state.leader}")
     for sentence in filter(None, (stream.describe_gone() for stream in state.streams)):
@@ -205,6 +205,12 @@ def _describe_fresh(fresh: FreshState) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in fresh.waiting.items())
         text += f"; {write_count(sum(fresh.waiting.values()), 'block')} only after the merge: {reasons}"
     return text
+
+
+def _describe_entry(entry: CatalogState) -> str:
+    """Return what an entry in the user's catalog shows; the node's problem says why it is not the current table."""
+    shown = f"table {entry.number}, since {_time(entry.since)}" if entry.since else "no table that this node has set"
+    return f"shows {shown}; not current, see below" if entry.trouble else f"current, shows {shown}"
 
 
 def _describe_expiry(table: TableState) -> str:

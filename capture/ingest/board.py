@@ -124,9 +124,9 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     leader swept at `swept`, in `seconds`, and sweeps every `every` seconds. `blocks` wait for the compaction. The last
     sweep has `adopted` new ones, could not adopt `unadopted`, removed `let_go` from the manifest and `expired` by
     retention, and deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read.
-    `compactor` made the table at `compacted`; `tables` are its Iceberg tables. `removed_objects` and `removed_bytes`
-    count what retention has removed so far. `store` is the URL of the store that was swept ("" from versions that did
-    not publish it).
+    At `compacted` files were merged last; `compactor` is the node that committed the table last; `tables` are its
+    Iceberg tables. `removed_objects` and `removed_bytes` count what retention has removed so far. `store` is the URL of
+    the store that was swept ("" from versions that did not publish it).
     """
 
     archive: Text

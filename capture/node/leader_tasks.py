@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -128,7 +129,12 @@ class Duty:
                 if done is None or not done.groups:  # otherwise the slot may have more
                     now = self.clock()
                     pause = slots.next(now) - now
-                    await fresh.pause(min(pause, RETRY) if done is None else pause)
+                    if done is None:
+                        pause = min(pause, RETRY)
+                        self.failing[COMPACTS] += (
+                            f"; it runs again at {datetime.fromtimestamp(now + pause, UTC):%H:%M:%S} UTC"
+                        )
+                    await fresh.pause(pause)
 
     def _keep_fresh(self, head: TermHead, turns: Turns, indexes: Indexes) -> FreshKeeper:
         async def lead() -> Leading:
@@ -173,7 +179,7 @@ class Duty:
             raise
         except (CaptureError, NattyError) as error:
             failed = f"the {what} failed: {error}"
-            if self.failing.get(what) != failed:  # log it once while it lasts; capture status shows it
+            if not self.failing.get(what, "").startswith(failed):  # log it once while it lasts; capture status shows it
                 log.error("%s", failed, extra={"action": "duty_failed"})
             self.failing[what] = failed
             return None

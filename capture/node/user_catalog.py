@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from capture.archive.iceberg_state import CatalogState, Iceberg, folder
+from capture.archive.iceberg_state import CatalogState, Iceberg, archive_location, folder
 from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, CatalogAwayError, CatalogUnfitError, ForeignEntryError
@@ -65,10 +65,18 @@ class UserCatalog:
         """Return the name of a stream's entry, with dots."""
         return ".".join(self.config.table.catalog.identify(self.config.name, stream))
 
-    async def reach(self, stream: str) -> str:
-        """Return a sentence on what the catalog has for a stream, without the archive. CatalogError, ConfigError."""
-        wanted, found = await self._find(Table(), stream)
-        return f"{self.address} answers; {wanted.name} " + (f"names {found}" if found else "is not registered yet")
+    async def reach(self, table: Table, stream: str) -> str:
+        """Return a sentence on what the catalog has for a stream, whose table may not exist yet.
+
+        Raises ForeignEntryError if the entry is not this archive's; other CatalogErrors, ConfigError.
+        """
+        wanted, found = await self._find(table, stream)
+        if found is None:
+            return f"{self.address} answers; {wanted.name} is not registered yet"
+        from capture.iceberg.foreign import check_ours
+
+        check_ours(found, wanted)
+        return f"{self.address} answers; {wanted.name} names {found}"
 
     async def inspect(self, table: Table, stream: str) -> tuple[str, bool]:
         """Return a sentence about the entry, and whether it names the table. Raises CatalogError, ConfigError."""
@@ -78,7 +86,8 @@ class UserCatalog:
         if found is None:
             return f"{wanted.name} is not registered in the catalog", False
         if found == wanted.location:
-            return f"{wanted.name} in the catalog shows table {table.iceberg[stream].number}", True
+            number = table.iceberg[stream].number
+            return f"{wanted.name} in the catalog is current: it shows table {number}", True
         try:
             check_ours(found, wanted)
         except ForeignEntryError as error:
@@ -124,7 +133,8 @@ class UserCatalog:
 
         identifier = self.config.table.catalog.identify(self.config.name, stream)
         if (shown := table.iceberg.get(stream)) is None:
-            return Wanted(identifier, "", "")
+            base = archive_location(self.store, self.config.table.location)
+            return Wanted(identifier, "", f"{base}/{folder(stream)}")
         former = [one.path for one in table.retired if one.path.endswith(".metadata.json")]
         mine = frozenset(path for path in former if path.startswith(folder(stream)))
         return Wanted(identifier, location_of(shown, stream), shown.location, mine)
@@ -266,7 +276,8 @@ class CatalogKeeper:
     def _report(self, troubles: list[str]) -> None:
         if not troubles:
             if self._failing.pop(REGISTERS, None):
-                log.info("the catalog shows the table again", extra={"action": "registered"})
+                # at the default level, too: the failure was logged
+                log.warning("the catalog shows the table again", extra={"action": "registered"})
             return
         failed = f"the catalog does not show the table: {'; '.join(dict.fromkeys(troubles))}"
         if self._failing.get(REGISTERS) != failed:  # log it once while it lasts; capture status shows it

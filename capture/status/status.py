@@ -13,7 +13,7 @@ from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.iceberg_state import CatalogState, FreshState
 from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
-from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, StreamState, server_time
+from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, NodeState, StreamState, server_time
 from capture.status.backlog import read_backlog
 from natty import Natty, NattyError
 
@@ -48,12 +48,21 @@ class Status:
     @property
     def catalogs(self) -> list[CatalogState]:
         """The entries in the user's catalog, as the running leader of the compaction reports them."""
-        return [entry for one in self.board.nodes if not one.is_late for entry in one.node.catalogs]
+        return [entry for one in self._compacting for entry in one.catalogs]
 
     @property
     def fresh(self) -> FreshState | None:
         """The state of the fresh table, as the running leader of the compaction reports it."""
-        return next((one.node.fresh for one in self.board.nodes if one.node.fresh and not one.is_late), None)
+        return next((one.fresh for one in self._compacting if one.fresh), None)
+
+    @property
+    def _compacting(self) -> list[NodeState]:
+        """The running leader of the compaction; all running nodes if the election reports none.
+
+        A leader that died may have reported a moment ago.
+        """
+        nodes = [one.node for one in self.board.nodes if not one.is_late]
+        return [one for one in nodes if one.node == self.compactor] if self.compactor else nodes
 
     @property
     def lacks_candidate(self) -> bool:

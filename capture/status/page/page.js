@@ -124,7 +124,8 @@ function section(archive, now) {
     parts.push(streams(state.streams));
     if (state.tables?.length) parts.push(tables(state.tables, now));
   }
-  const entries = archive.nodes.filter(node => !node.late).flatMap(node => node.catalogs ?? []);
+  const compacting = archive.nodes.filter(node => !node.late && node.node === (leaders.compaction ?? node.node));
+  const entries = compacting.flatMap(node => node.catalogs ?? []);
   if (entries.length) parts.push(catalogs(entries));
   parts.push(nodes(archive.nodes));
   return made("section", parts, { id: `archive-${archive.archive}` });

@@ -105,7 +105,7 @@ async def test_the_leader_registers_the_table_and_status_page_and_metrics_show_i
     assert "capture_archive_catalog_current{archive=" in metrics([status])
     assert json.loads(json.dumps(status.as_dict()))["nodes"][0]["catalogs"][0]["number"] == state.number
     _, out, _ = await lake.run("status")
-    assert f"{name}: shows table {state.number}, since" in out
+    assert f"{name}: current, shows table {state.number}, since" in out
 
 
 @pytest.mark.long
@@ -118,6 +118,8 @@ async def test_an_entry_that_somebody_else_changed_is_reported_until_it_is_taken
     assert lake.shown() == [1], "the compaction went on, and the entry is as it was left"
     status, out, _ = await lake.run("status")
     assert status == 3
+    assert f"lake.{lake.fleet.stream}: shows no table that this node has set; not current, see below" in out
+    assert out.count("which this archive did not write") == 1
     assert "• node-1: the catalog does not show the table: lake." in out
     status, out, err = await lake.run("catalog", "show")
     assert (status, out) == (3, "")
@@ -128,7 +130,7 @@ async def test_an_entry_that_somebody_else_changed_is_reported_until_it_is_taken
     assert lake.shown() == [1]
     status, out, err = await lake.run("catalog", "register", "--take-over", "--offline")
     assert (status, err) == (0, "")
-    assert out.startswith(f"lake.{lake.fleet.stream} in the catalog shows table ")
+    assert out.startswith(f"lake.{lake.fleet.stream} in the catalog is current: it shows table ")
     assert lake.shown() == [1, 2]
     _, failing = await lake.compact(b"3")
     assert failing == {}
@@ -199,6 +201,11 @@ async def test_the_doctor_asks_the_catalog(lake):
     status, found = await checked(lake.path)
     assert (status, found["status"]) == (0, "ok")
     assert found["text"].endswith(f"answers; lake.{lake.fleet.stream} is not registered yet")
+    await lake.compact(b"1")
+    lake.change()
+    status, found = await checked(lake.path)
+    assert (status, found["status"]) == (1, "fail")
+    assert "which this archive did not write" in found["text"]
     status, found = await checked(lake.configure(uri=f"sqlite:///{lake.fleet.folder}/not/there.db"))
     assert (status, found["status"]) == (1, "fail")
     assert "does not answer: unable to open database file" in found["text"]

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,35 @@ async def test_the_leaders_work_ends_with_its_term_and_leaves_no_spark(
         sweeping.cancel()
         await asyncio.gather(candidacy, sweeping, return_exceptions=True)
     assert spark_processes() - before == set()
+
+
+async def test_a_compaction_that_failed_says_when_it_runs_again_and_is_logged_once(natty, natty_name, tmp_path, caplog):
+    """No Spark is started: the manifest can't be read."""
+    archive, store = natty_name("lake"), FileStore(tmp_path)
+    config = CaptureConfig(
+        stream="ORDERS", store=str(tmp_path), archive=archive, compaction=Compacting(every=0.2, min_files=1)
+    )
+    await stored(store, 1, 2)
+    duty = Duty(natty, store, config, "node")
+
+    async def damage(term):
+        await sweep(store, TermHead(term, SWEEP), COMPACTION.reader(natty, archive), now=0.0, grace=900.0)
+        head = await SWEEP.reader(natty, archive)()
+        await store.put(head.path, b"{", if_absent=False)
+
+    await vacated_archive(natty, archive)
+    await natty.election(SWEEP.election(archive), lease=OFFICE).run(damage)
+    candidacy = asyncio.create_task(natty.election(COMPACTION.election(archive), lease=OFFICE).run(duty.compact))
+    said = re.compile(r"the compaction failed: .*; it runs again at \d\d:\d\d:\d\d UTC").fullmatch
+    found = set()
+    async with asyncio.timeout(PATIENCE):
+        while len(found) < 2:  # it has failed again
+            assert not candidacy.done(), candidacy.result()
+            await asyncio.sleep(0.02)
+            found |= {text for text in duty.failing.values() if said(text)}
+    candidacy.cancel()
+    await asyncio.gather(candidacy, return_exceptions=True)
+    assert len([one for one in caplog.records if "the compaction failed" in one.message]) == 1
 
 
 async def test_what_is_not_acknowledged_yet_is_not_called_missing(natty, natty_name, tmp_path):

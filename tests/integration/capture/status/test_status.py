@@ -10,7 +10,7 @@ from archive_states import NODE, STATE
 from patient import PATIENCE
 from rich.console import Console
 
-from capture.archive.heads import SWEEP
+from capture.archive.heads import COMPACTION, SWEEP
 from capture.cli.status import look, pages
 from capture.cli.sweep_preview import show_removable
 from capture.config.load import load
@@ -61,7 +61,8 @@ async def test_the_status_is_a_page_for_people(published):
         "manifest 41",
         "3 blocks, 1,234 messages, 56.8 kB not compacted yet",
         "6 files, 70,000 messages, 8.9 MB; compacted",
-        "by node-2",
+        " ago, last commit by node-2",
+        "lake.orders: current, shows table 12, since 2026-09-21 ",
         "removed 9 objects, 1.0 MB",
         "Iceberg ORDERS",
         "15 snapshots, the current one is 6129484611666145821 of 2026-09-21 14:14:10 UTC; the next ",
@@ -73,6 +74,19 @@ async def test_the_status_is_a_page_for_people(published):
         assert text in page
     (row,) = [line for line in page.splitlines() if line.startswith(f" {status.archive}")]
     assert row.split() == [status.archive, *["1,000", "900", "60", "40", "2.0", "s", "880", "5", "30", "20", "0"]]
+
+
+async def test_what_a_dead_leader_of_the_compaction_said_is_not_shown_beside_its_successor(natty, published):
+    status = await published()
+    entry = msgspec.structs.replace(NODE.catalogs[0], number=15)
+    fresh = msgspec.structs.replace(NODE.fresh, shown=7)
+    await Board(natty, status.archive).announce(
+        msgspec.structs.replace(NODE, node="node-2", catalogs=[entry], fresh=fresh)
+    )
+    lease = Lease(id="node-2", inc="two", state="held", L=5 * PATIENCE, nonce="two")
+    await natty.bucket(ELECTIONS).put(COMPACTION.election(status.archive), msgspec.json.encode(lease))
+    (status,) = await look(natty, [CaptureConfig(stream=status.archive)])
+    assert (status.catalogs, status.fresh) == ([entry], fresh)
 
 
 async def test_what_is_missing_is_said(published):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from full_disk import WAYS
 
 from capture.cli.checks import check_class_data, check_elections, check_java, check_memory, check_packages
 from capture.errors import SparkError
@@ -83,6 +84,23 @@ def test_the_command_fails_where_something_is_wrong(tmp_path):
     assert found["store"]["status"] == "ok"
     assert "hunter2" not in ran.stdout
     assert list((tmp_path / "lake").glob("doctor-*")) == []
+
+
+@pytest.mark.parametrize("disk", WAYS)
+def test_a_full_disk_is_a_failure_even_if_an_empty_object_can_be_stored(tmp_path, disk):
+    probe = """
+import asyncio, sys
+from capture.cli.doctor import _store
+from capture.stores import open_store
+asyncio.run(open_store(sys.argv[1]).put("empty", b""))
+print(asyncio.run(_store(sys.argv[1])))
+"""
+    ran = subprocess.run(
+        disk(tmp_path / "disk", 32_768, probe, tmp_path / "disk" / "lake"),
+        cwd=Path(__file__).parents[4], capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Status.FAIL" in ran.stdout, ran.stderr
+    assert "is full (No space left on device" in ran.stdout
 
 
 def test_a_properties_file_is_read_as_java_reads_it(tmp_path):

@@ -12,6 +12,7 @@ from foreign_catalogs import Registered
 from pyiceberg.catalog.sql import SqlCatalog
 
 from capture.archive.iceberg_state import Expiry
+from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.errors import CatalogAwayError, ForeignEntryError
 from capture.iceberg.foreign import Address, Wanted, check_ours
@@ -158,6 +159,19 @@ async def test_an_archive_that_was_moved_keeps_its_entry(archive, reader, tmp_pa
     assert await archive.set() == MOVED
     shutil.copytree(tmp_path / "orders", moved / "orders", dirs_exist_ok=True)
     assert sequences_of(reader.load_table("lake.S")) == [1, 2]
+
+
+async def test_the_doctor_says_whose_entry_it_is_with_the_archives_table_and_before_there_is_one(archive, reader):
+    await archive.commit()
+    assert (await archive.catalog.reach(archive.table, "S")).endswith("answers; lake.S is not registered yet")
+    await archive.set()
+    for table in (archive.table, Table()):
+        assert (await archive.catalog.reach(table, "S")).endswith(f"answers; lake.S names {archive.location()}")
+    with reader.load_table("lake.S").transaction() as change:
+        change.set_properties({"owner": "somebody else"})
+    for table in (archive.table, Table()):
+        with pytest.raises(ForeignEntryError, match=r"lake\.S in the catalog names .*did not write"):
+            await archive.catalog.reach(table, "S")
 
 
 async def test_damaged_metadata_that_are_created_again_keep_the_entry(archive, reader):

@@ -10,6 +10,7 @@ from patient import PATIENCE, until
 from pyiceberg.catalog.sql import SqlCatalog
 
 from capture.archive.table import Table
+from capture.config.settings import Logging
 from capture.errors import CatalogAwayError
 from capture.iceberg.foreign_catalog import MOVED
 from capture.iceberg.foreign_sql import SqlEntries
@@ -84,6 +85,25 @@ async def test_only_the_last_of_the_tables_announced_meanwhile_is_registered(arc
         assert table.metadata_location == locations[-1]
         assert earlier == [], "the archive's metadata name no earlier ones"
         assert sequences_of(table) == [1, 2, 3, 4]
+
+
+async def test_that_the_catalog_shows_the_table_again_is_logged_at_the_level_of_a_node_without_settings(
+    archive, monkeypatch, caplog
+):
+    faults, find = [OSError("of a driver")], SqlEntries.find
+
+    def fail_once(entries, wanted):
+        if faults:
+            raise faults.pop()
+        return find(entries, wanted)
+
+    monkeypatch.setattr(SqlEntries, "find", fail_once)
+    caplog.set_level(Logging().level.upper())
+    archive.keeper.announce(archive.table)
+    assert not await archive.keeper.set_all()
+    assert await archive.keeper.set_all()
+    assert await archive.keeper.set_all()
+    assert [one.message for one in caplog.records][1:] == ["the catalog shows the table again"]
 
 
 async def test_a_table_without_streams_needs_no_catalog(archive):
