@@ -11,7 +11,7 @@ from indexed import read_whole
 from typer.main import get_command
 
 import capture
-from capture.archive import chain, trust
+from capture.archive import chain, heads, trust
 from capture.archive.chain import latest_offline
 from capture.archive.encryption import Keys
 from capture.archive.identity import claim
@@ -306,12 +306,10 @@ async def test_with_nats_the_committed_head_vouches_and_without_one_the_store_s_
 
             return read
 
-    from capture.reading import merge
-
     for knows in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(merge, "SWEEP", Nats(knows))
-            patch.setattr(merge, "COMPACTION", Nats(False))
+            patch.setattr(heads, "SWEEP", Nats(knows))
+            patch.setattr(heads, "COMPACTION", Nats(False))
             look = make_look(archived.store, STREAM, natty=object(), archive=ARCHIVE)
             assert [one.count for one in await look()] == [3]
             if knows:
