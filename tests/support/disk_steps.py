@@ -37,9 +37,11 @@ class Steps:
             raise Killed
         self.done.append(name)
         way = self.way if len(self.done) == self.at else ""
-        if way != FAILS:
-            do(*arguments, **options)
-        self.dead = way == KILLED
+        try:
+            if way != FAILS:
+                do(*arguments, **options)
+        finally:
+            self.dead = self.dead or way == KILLED  # also after a step that fails, such as to remove what is gone
         if self.dead:
             raise Killed
         if way:
