@@ -112,10 +112,12 @@ class CatalogState(msgspec.Struct, frozen=True, kw_only=True):
 class FreshState(msgspec.Struct, frozen=True, kw_only=True):
     """The reported state of the fresh table: the number of shown blocks, and how many wait for the merge, by reason.
 
-    `committed` is when this leader last changed what is shown (Unix seconds; None: it has not yet).
+    `messages` is how many they show, each once: engines read these and those of the table's files. `committed` is when
+    this leader last changed what is shown (Unix seconds; None: it has not yet).
     """
 
     shown: Whole = 0
+    messages: Whole = 0
     committed: UnixTime | None = None
     waiting: dict[str, Whole] = {}
 

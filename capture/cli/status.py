@@ -200,7 +200,8 @@ def _nodes(nodes: list[Heard]) -> Rows:
 
 def _describe_fresh(fresh: FreshState) -> str:
     last = "no commit by this leader yet" if fresh.committed is None else f"last commit at {_time(fresh.committed)}"
-    text = f"{write_count(fresh.shown, 'block')} shown before the merge, {last}"
+    shown = f"{write_count(fresh.shown, 'block')} with {write_count(fresh.messages, 'message')}"
+    text = f"{shown} shown beside the files, {last}"
     if fresh.waiting:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in fresh.waiting.items())
         text += f"; {write_count(sum(fresh.waiting.values()), 'block')} only after the merge: {reasons}"

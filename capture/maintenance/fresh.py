@@ -70,14 +70,14 @@ class FreshTable:
         self._later: list[Entry] = []  # blocks that are shown by the next commits
         self._crowd: Counter[tuple[str, str, int]] = Counter()
         self._waiting: dict[str, str] = {}  # why a block waits for the merge, by its path
-        self._shown = 0
+        self._shown = self._messages = 0
         self._committed: float | None = None
 
     @property
     def state(self) -> FreshState:
         """What it shows, and what waits."""
         waiting = dict(sorted(Counter(self._waiting.values()).items()))
-        return FreshState(shown=self._shown, committed=self._committed, waiting=waiting)
+        return FreshState(shown=self._shown, messages=self._messages, committed=self._committed, waiting=waiting)
 
     def __repr__(self) -> str:
         return f"FreshTable({self._head}, {len(self._later)} blocks wait)"
@@ -108,7 +108,8 @@ class FreshTable:
             after = msgspec.structs.replace(await _forget(commits, manifest), columns=columns)
             await commits.commit(lambda _: after, now, show=show, hide=hide)
             self._committed = now
-        self._shown = commits.table.shown.objects
+        shown = commits.table.shown
+        self._shown, self._messages = shown.objects, sum(one.held.count for one in shown.streams.values())
         self._head, self._version, self._later = head, manifest.index, later_on
         self._crowd.update(map(_bin, show))
         crowded = await self._is_crowded(commits)

@@ -44,5 +44,5 @@ NODE = NodeState(
     stored={"messages": 4321},
     pending=17,
     catalogs=[CatalogState(stream="ORDERS", entry="lake.orders", number=12, since=1_790_000_000.0)],
-    fresh=FreshState(shown=120, committed=1_790_000_099.0, waiting={"encrypted": 3, "not Parquet": 1}),
+    fresh=FreshState(shown=120, messages=1100, committed=1_790_000_099.0, waiting={"encrypted": 3, "not Parquet": 1}),
 )

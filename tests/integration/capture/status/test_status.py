@@ -66,7 +66,8 @@ async def test_the_status_is_a_page_for_people(published):
         "removed 9 objects, 1.0 MB",
         "Iceberg ORDERS",
         "15 snapshots, the current one is 6129484611666145821 of 2026-09-21 14:14:10 UTC; the next ",
-        "120 blocks shown before the merge, last commit at 2026-09-21 14:14:59 UTC; ",
+        "120 blocks with 1,100 messages shown beside the files, ",
+        "last commit at 2026-09-21 14:14:59 UTC; ",
         "4 blocks only after the merge: 3 encrypted, 1 not Parquet",
         "4,321",
         "all is well",
@@ -102,6 +103,7 @@ async def test_what_is_missing_is_said(published):
     assert data["state"]["tables"][0]["current"] == "6129484611666145821"
     assert data["nodes"][0]["fresh"] == {
         "shown": 120,
+        "messages": 1100,
         "committed": 1_790_000_099.0,
         "waiting": {"encrypted": 3, "not Parquet": 1},
     }

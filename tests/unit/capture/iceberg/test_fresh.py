@@ -147,7 +147,8 @@ async def test_the_state_says_what_is_shown_and_why_blocks_wait(monkeypatch):
     await world.sweep()
     await leader.step()
     reasons = [fresh.REPEATED, fresh.FORMAT, fresh.ENCRYPTED, fresh.FULL]
-    assert leader.fresh.state == FreshState(shown=3, committed=NOW, waiting=dict.fromkeys(sorted(reasons), 1))
+    waiting = dict.fromkeys(sorted(reasons), 1)
+    assert leader.fresh.state == FreshState(shown=3, messages=4, committed=NOW, waiting=waiting)
     world.now += 10
     await leader.compact(policy=Policy(min_files=1, max_wait=0.0, encrypted=False))
     await world.sweep()

@@ -54,8 +54,12 @@ async def test_a_block_of_which_the_table_has_every_message_is_not_shown():
     await world.sweep()
     report = await leader.step()
     assert (report.shown, report.waiting) == (0, 1)
-    assert await world.seen() == [1, 2, 3]
-    assert await world.settle() == [1, 2, 3]
+    await world.block([3, 4])
+    await world.sweep()
+    await leader.step()
+    assert (leader.fresh.state.shown, leader.fresh.state.messages) == (2, 4), "a masked message is not counted"
+    assert await world.seen() == [1, 2, 3, 4]
+    assert await world.settle() == [1, 2, 3, 4]
 
 
 async def test_a_block_whose_rows_are_not_those_of_its_record_is_not_shown():
