@@ -52,7 +52,7 @@ print(transport.aiohttp)
     ("package", "arguments", "used", "others"),
     [
         ("natty", ["--log-level", "debug", "kv", "get"], "natty.cli.kv", {"natty.cli.stream", "natty.cli.group"}),
-        ("capture", ["ls", "--json"], "capture.cli.archive", {"capture.cli.sql", "capture.node.node", "aiohttp"}),
+        ("capture", ["ls", "--json"], "capture.cli.ls", {"capture.cli.sql", "capture.node.node", "aiohttp"}),
     ],
 )
 def test_a_command_is_imported_alone(package, arguments, used, others):
