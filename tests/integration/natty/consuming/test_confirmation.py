@@ -161,7 +161,7 @@ async def test_a_consumption_that_runs_as_a_task_can_be_cancelled(natty, stream)
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(natty.consume(stream, "d", handle))
+    task = asyncio.create_task(natty.consume(stream, "d", handle, shutdown_timeout=0.5))
     await asyncio.wait_for(started.wait(), PATIENCE)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
