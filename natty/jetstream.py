@@ -35,7 +35,7 @@ from natty.names import check_subject, decode, delivered_subject
 from natty.wire import tracing
 from natty.wire.connection import Connection
 from natty.wire.counters import PUBLISHER
-from natty.wire.message import MESSAGE_ID, TTL, Headers, encode_headers, parse_headers
+from natty.wire.message import MESSAGE_ID, TTL, Headers, RawMessage, encode_headers, parse_headers
 from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of our own domain and account
@@ -168,7 +168,7 @@ class JetStream:
     async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
         """Call the API, `subject` without the prefix. Raises the error of the answer by its number, see `errors`.
 
-        Requests that only read are sent again every second until `timeout`.
+        Requests that only read are sent again every second, and after a reconnect, until `timeout`.
         ConfigError for a number that a server can't hold; BadSubjectError for a name that is empty or not one word;
         JetStreamNotEnabledError if no server answers, DomainUnreachableError if the API is that of another domain or
         account; RequestTimeoutError.
@@ -177,9 +177,8 @@ class JetStream:
         if not all(subject.split(".")):
             raise BadSubjectError(f"{subject} has an empty name of a stream, a consumer or a subject")
         data = b"" if body is None else msgspec.json.encode(body)
-        again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
         try:
-            raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout, again=again)
+            raw = await self._send(subject, data, timeout)
         except NoRespondersError as error:
             if self.prefix != OWN_API:
                 text = f"no server answers on {self.prefix}: check its name, and that it is linked to this server"
@@ -195,6 +194,23 @@ class JetStream:
         if refused is not None:
             raise _error(refused, subject)
         return answer
+
+    async def _send(self, subject: str, data: bytes, timeout: float | None) -> RawMessage:
+        wire = f"{self.prefix}.{subject}"
+        if not subject.startswith(_QUESTIONS):
+            return await self.connection.request(wire, data, timeout=timeout)
+        if timeout is not None:
+            check_seconds(timeout=timeout)
+        loop = asyncio.get_running_loop()
+        remaining = self.connection.config.timeout if timeout is None else timeout
+        deadline = loop.time() + remaining
+        while True:
+            try:
+                return await self.connection.request(wire, data, timeout=remaining, again=ASK_AGAIN)
+            except NotConnectedError:
+                remaining = deadline - loop.time()
+                if remaining <= 0 or not self.connection.supervised:
+                    raise
 
     async def stream_of(self, subject: str) -> str:
         """Return the stream that stores messages on a subject. PublishError if there is none."""
