@@ -6,6 +6,7 @@ It works for any table format: one commit of one head changes the files and the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
 import msgspec
@@ -17,7 +18,6 @@ from capture.archive.manifest import TABLE, Indexed, Manifest, Removed, Stored
 from capture.archive.retention import record_removed
 from capture.archive.retired_pages import RetiredPage
 from capture.archive.stored_formats import is_open
-from capture.stores.contract import Store
 
 
 class Table(Indexed, frozen=True, kw_only=True):
@@ -73,12 +73,25 @@ class Table(Indexed, frozen=True, kw_only=True):
         return paths.union(iceberg_paths(self.iceberg))
 
 
-Files = Callable[[str], AsyncIterator[list[Stored]]]
-"""All files of a stream in the table that is about to be committed, in lists of any length."""
+@dataclass(frozen=True)
+class TableChange:
+    """A commit of the table that is being prepared: `table` is about to be committed.
+
+    `came` and `gone` are what the commit adds to and removes from the files that `table.iceberg` describes; an object
+    that is in both has other sequences than before. `files` returns all files of a stream in the table, in lists of any
+    length. `token` is the term's, and `now` the time of the commit (Unix seconds).
+    """
+
+    table: Table
+    came: Sequence[Stored]
+    gone: Sequence[Stored]
+    files: Callable[[str], AsyncIterator[list[Stored]]]
+    token: int
+    now: float
 
 
 class Exposure(Protocol):
-    """How other engines can read the table: `capture.iceberg.Exposer`, or not at all.
+    """How other engines can read the table of an archive: `capture.iceberg.Exposer`, or not at all.
 
     Its output is valid only when the `Table` that names it is committed: so files and pointers change together.
     """
@@ -87,35 +100,22 @@ class Exposure(Protocol):
         """Return whether the metadata for engines has to change although the table's files do not."""
         ...
 
-    async def expose(
-        self,
-        store: Store,
-        table: Table,
-        *,
-        came: Sequence[Stored],
-        gone: Sequence[Stored],
-        files: Files,
-        token: int,
-        now: float,
-    ) -> Table:
+    async def expose(self, change: TableChange) -> Table:
         """Write the metadata for engines of the table that is about to be committed; return it with pointers to them.
 
-        `came` and `gone` are what this commit adds to and removes from the files that `table.iceberg` describes.
-        `files` is asked only to describe all files of a stream anew.
-
-        Removes paths that older snapshots still name from the table's `retired`, and adds them when those snapshots
-        expire.
+        `change.files` is read only to describe all files of a stream anew. Removes paths that older snapshots still
+        name from the table's `retired`, and adds them when those snapshots expire.
         """
         ...
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+    async def list_fitting(self, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
         """Return those of the blocks that the table can show to engines, and its `columns` with theirs. StoreError.
 
         A block's record has all its rows as `count`, and as `sequences` those that it shall show, each once.
         """
         ...
 
-    async def announce(self, store: Store, table: Table) -> None:
+    async def announce(self, table: Table) -> None:
         """Publish a committed table to readers that have no head. Idempotent; a later call repairs a missed one."""
         ...
 
@@ -127,25 +127,15 @@ class Unexposed:
         """Return True once, to remove earlier metadata; after that it would not change."""
         return bool(table.iceberg)
 
-    async def expose(
-        self,
-        store: Store,
-        table: Table,
-        *,
-        came: Sequence[Stored],
-        gone: Sequence[Stored],
-        files: Files,
-        token: int,
-        now: float,
-    ) -> Table:
+    async def expose(self, change: TableChange) -> Table:
         """Remove the earlier metadata."""
-        return msgspec.structs.replace(table, iceberg={})
+        return msgspec.structs.replace(change.table, iceberg={})
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+    async def list_fitting(self, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
         """Return no block."""
         return [], table.columns
 
-    async def announce(self, store: Store, table: Table) -> None:
+    async def announce(self, table: Table) -> None:
         """Do nothing: there are no readers."""
 
 

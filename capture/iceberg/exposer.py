@@ -26,7 +26,7 @@ from capture.archive.iceberg_state import (
 )
 from capture.archive.manifest import Stored, is_block
 from capture.archive.stored_formats import is_open
-from capture.archive.table import Files, Table, list_open_streams
+from capture.archive.table import Table, TableChange, list_open_streams
 from capture.errors import CompactionError, ManifestError, NotStoredError
 from capture.iceberg.columns import evolve, new_metadata
 from capture.iceberg.facts import Facts, data_file, fit, read_facts
@@ -48,21 +48,14 @@ log = logging.getLogger("capture.iceberg.exposer")
 
 
 @dataclass(frozen=True)
-class _Change:
-    """The commit that is being prepared, for one stream."""
+class _StreamChange(TableChange):
+    """The part of a commit that is about one stream."""
 
-    store: Store
-    table: Table
     stream: str
-    came: Sequence[Stored]
-    gone: Sequence[Stored]
-    files: Files
-    token: int
-    now: float
 
 
 class Exposer:
-    """Maintains an Iceberg table for each stream, with the same files as the archive's table.
+    """Maintains an Iceberg table for each stream of an archive, with the same files as the archive's table.
 
     `rule` limits the age of snapshots. `node` and the term's token are in the summary of each snapshot.
     """
@@ -70,6 +63,7 @@ class Exposer:
     def __init__(
         self, store: Store, rule: Expiry | None = None, *, node: str = "", unique: Callable[[], str] = new_name
     ) -> None:
+        self._store = store
         self._rule = rule or Expiry()
         self._base = archive_location(store, self._rule.location)
         self._node = node
@@ -93,25 +87,20 @@ class Exposer:
             for stream, one in table.iceberg.items()
         )
 
-    async def expose(
-        self,
-        store: Store,
-        table: Table,
-        *,
-        came: Sequence[Stored],
-        gone: Sequence[Stored],
-        files: Files,
-        token: int,
-        now: float,
-    ) -> Table:
+    async def expose(self, change: TableChange) -> Table:
         """Write manifests and metadata of each stream whose files or snapshots change. Return the table with them."""
+        table = change.table
         for stream in sorted(table.iceberg.keys() | list_open_streams(table)):
-            of_stream = [[one for one in part if one.stream == stream and is_open(one.format)] for part in (came, gone)]
-            change = _Change(store, table, stream, of_stream[0], of_stream[1], files, token, now)
-            table = await self._expose_stream(change)
+            came, gone = (
+                [one for one in part if one.stream == stream and is_open(one.format)]
+                for part in (change.came, change.gone)
+            )
+            table = await self._expose_stream(
+                _StreamChange(table, came, gone, change.files, change.token, change.now, stream)
+            )
         return table
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+    async def list_fitting(self, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
         """Return the blocks whose columns the table has or can get, and whose rows can be masked; and its columns then.
 
         What was read of them is kept for `expose`, and for the next call with some of them.
@@ -120,7 +109,7 @@ class Exposer:
 
         async def read(one: Stored) -> Facts | None:
             try:
-                return await read_facts(store, one, footers.get(one.path))
+                return await read_facts(self._store, one, footers.get(one.path))
             except (CompactionError, NotStoredError) as error:  # the merge reports it
                 log.debug("%s is not shown: %s", one.path, error)
                 return None
@@ -132,33 +121,33 @@ class Exposer:
                 found.append(one)
         return found, table.columns if wider.equals(columns) else write_columns(wider)
 
-    async def _read_facts(self, store: Store, files: Sequence[Stored]) -> list[Facts]:
+    async def _read_facts(self, files: Sequence[Stored]) -> list[Facts]:
         async def read(one: Stored) -> Facts:
-            return self._facts.get((one.path, one.sequences)) or await read_facts(store, one)
+            return self._facts.get((one.path, one.sequences)) or await read_facts(self._store, one)
 
         return await map_concurrently(files, read, at_once=AT_ONCE)
 
-    async def announce(self, store: Store, table: Table) -> None:
+    async def announce(self, table: Table) -> None:
         """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number.
 
         The first call checks for each stream that all of Iceberg's files exist. If not, `is_due` returns True.
         """
         for stream, one in table.iceberg.items():
             if stream not in self._checked or stream in self._damaged:
-                await self._check_objects(store, stream, one)
+                await self._check_objects(stream, one)
             hint = str(one.number).encode()
-            if stream in self._damaged or await _read_if_stored(store, hint_path(stream)) == hint:
+            if stream in self._damaged or await _read_if_stored(self._store, hint_path(stream)) == hint:
                 continue
             try:
-                data = await self._read_metadata(store, one)
+                data = await self._read_metadata(one)
             except (ManifestError, NotStoredError) as error:
                 self._report_damage(stream, one, error)
                 continue
-            await store.put(version_path(stream, one.number), data, if_absent=False)
-            await store.put(hint_path(stream), hint, if_absent=False)
+            await self._store.put(version_path(stream, one.number), data, if_absent=False)
+            await self._store.put(hint_path(stream), hint, if_absent=False)
 
-    async def _check_objects(self, store: Store, stream: str, exposed: Iceberg) -> None:
-        listed = {one.path for one in await store.list(f"{folder(stream)}/")}
+    async def _check_objects(self, stream: str, exposed: Iceberg) -> None:
+        listed = {one.path for one in await self._store.list(f"{folder(stream)}/")}
         missing = sorted(exposed.objects().keys() - listed)
         self._checked.add(stream)
         self._damaged.discard(stream)
@@ -174,8 +163,8 @@ class Exposer:
             extra={"action": "iceberg_anew"},
         )
 
-    async def _read_metadata(self, store: Store, exposed: Iceberg) -> bytes:
-        return await self._recent.read(store, exposed.metadata, exposed.sha256)
+    async def _read_metadata(self, exposed: Iceberg) -> bytes:
+        return await self._recent.read(self._store, exposed.metadata, exposed.sha256)
 
     def _place(self, stream: str) -> str:
         return f"{self._base}/{folder(stream)}"
@@ -186,7 +175,7 @@ class Exposer:
     def _locate(self, one: Stored) -> str:
         return f"{self._base}/{one.path}"
 
-    async def _expose_stream(self, change: _Change) -> Table:
+    async def _expose_stream(self, change: _StreamChange) -> Table:
         """Return the table with this stream's new pointer; retire objects that are not needed any more.
 
         The archive's own documents are the authority: if Iceberg's are missing or changed, they are made again.
@@ -196,16 +185,16 @@ class Exposer:
             expired = list_expired(before.snapshots, self._rule, change.now)
             if not (change.came or change.gone or expired):
                 return change.table
-            facts = await self._read_facts(change.store, change.came)
+            facts = await self._read_facts(change.came)
             try:
                 return await self._continue(change, before, facts)
             except (ManifestError, NotStoredError) as error:
                 self._report_damage(change.stream, before, error)
         return await self._start_anew(change, before)
 
-    async def _continue(self, change: _Change, before: Iceberg, facts: Sequence[Facts]) -> Table:
+    async def _continue(self, change: _StreamChange, before: Iceberg, facts: Sequence[Facts]) -> Table:
         """Return the table with a new snapshot if files came or went, and without the expired ones."""
-        metadata = TableMetadataUtil.parse_raw((await self._read_metadata(change.store, before)).decode())
+        metadata = TableMetadataUtil.parse_raw((await self._read_metadata(before)).decode())
         snapshots = before.snapshots
         if change.came or change.gone:
             metadata, snapshots = await self._add_snapshot(change, before, metadata, facts)
@@ -216,7 +205,7 @@ class Exposer:
         return await self._write_pointer(change, metadata, left, let_go)
 
     async def _add_snapshot(
-        self, change: _Change, before: Iceberg, metadata: TableMetadata, facts: Sequence[Facts]
+        self, change: _StreamChange, before: Iceberg, metadata: TableMetadata, facts: Sequence[Facts]
     ) -> tuple[TableMetadata, list[Snapshot]]:
         """Return the metadata and the snapshots with a new one. Opens only the manifests that this commit touches."""
         current, files = metadata.current_snapshot(), MemoryFiles()
@@ -235,14 +224,14 @@ class Exposer:
         dropped = {self._path(one) for one in (*added.removed, *(old - named), current.manifest_list)}
         dropped -= {one.path for one in change.came}  # a block that stays, with other rows masked
         last = msgspec.structs.replace(before.snapshots[-1], dropped=sorted(dropped))
-        objects = await self._store(change.store, files)
+        objects = await self._put_all(files)
         self._remember(change.stream, added)
         stay = {one.path for one in change.gone}
         new = self._describe_snapshot(change, added, objects, [one for one in change.came if one.path not in stay])
         return added.metadata, [*before.snapshots[:-1], last, new]
 
     def _describe_snapshot(
-        self, change: _Change, added: Added, objects: dict[str, str], came: Iterable[Stored]
+        self, change: _StreamChange, added: Added, objects: dict[str, str], came: Iterable[Stored]
     ) -> Snapshot:
         """Return the record of a new snapshot."""
         return Snapshot(
@@ -259,7 +248,7 @@ class Exposer:
         assert current is not None
         self._lists[stream] = (current.manifest_list, added.manifests)
 
-    def _evolve(self, change: _Change, metadata: TableMetadata, files: MemoryFiles) -> TableMetadata:
+    def _evolve(self, change: _StreamChange, metadata: TableMetadata, files: MemoryFiles) -> TableMetadata:
         """Return the metadata with the table's columns; the last result is remembered, as this takes milliseconds."""
         known = (metadata.table_uuid, metadata.current_schema_id, change.table.columns)
         if self._evolved.get(change.stream) != known:
@@ -267,13 +256,13 @@ class Exposer:
             self._evolved[change.stream] = (metadata.table_uuid, metadata.current_schema_id, change.table.columns)
         return metadata
 
-    async def _open(self, change: _Change, before: Iceberg, manifest_list: str) -> Opened:
+    async def _open(self, change: _StreamChange, before: Iceberg, manifest_list: str) -> Opened:
         """Read the manifest list, the manifests that may hold a file that goes, and small ones that are merged."""
         digests = before.objects()
 
         async def read(location: str) -> bytes:
             path = self._path(location)
-            return await self._recent.read(change.store, path, digests.get(path))
+            return await self._recent.read(self._store, path, digests.get(path))
 
         known, listed = self._lists.get(change.stream, ("", []))
         if known != manifest_list:
@@ -286,7 +275,7 @@ class Exposer:
         content = await map_concurrently(paths, read, at_once=AT_ONCE)
         return Opened(listed, dict(zip(paths, content, strict=True)), frozenset(one.manifest_path for one in merge))
 
-    async def _start_anew(self, change: _Change, before: Iceberg | None) -> Table:
+    async def _start_anew(self, change: _StreamChange, before: Iceberg | None) -> Table:
         """Return the table with an Iceberg table of all the stream's files, and one snapshot."""
         stream, files = change.stream, MemoryFiles()
         unneeded = {*before.objects(), *before.list_held(), version_path(stream, before.number)} if before else set()
@@ -296,11 +285,11 @@ class Exposer:
         async for part in _split(change.files(stream)):
             blocks += (one for one in part if is_block(one.path))
             unneeded -= {one.path for one in part}
-            facts = await self._read_facts(change.store, part)
+            facts = await self._read_facts(part)
             await asyncio.to_thread(self._add, new, metadata, files, part, facts)
-            objects |= await self._store(change.store, files)
+            objects |= await self._put_all(files)
         added = await asyncio.to_thread(new.finish, change.now, self._summary(change))
-        objects |= await self._store(change.store, files)
+        objects |= await self._put_all(files)
         made = self._describe_snapshot(change, added, objects, blocks)
         return await self._write_pointer(change, added.metadata, [made], sorted(unneeded))
 
@@ -324,27 +313,27 @@ class Exposer:
             described.append(NewFile(entry, one.first, mask(files, location, entry, read.masked)))
         return described
 
-    async def _store(self, store: Store, files: MemoryFiles) -> dict[str, str]:
+    async def _put_all(self, files: MemoryFiles) -> dict[str, str]:
         """Store the new files, and forget them. Return their SHA-256, by path."""
         objects: dict[str, str] = {}
 
         async def put(location: str) -> None:
             path, data = self._path(location), files.content.pop(location)
             objects[path] = sha256(data).hexdigest()
-            await store.put(path, data)
+            await self._store.put(path, data)
             self._recent.add(path, objects[path], data)
 
         await map_concurrently(files.written, put, at_once=AT_ONCE)
         files.written.clear()
         return objects
 
-    def _summary(self, change: _Change) -> dict[str, str]:
+    def _summary(self, change: _StreamChange) -> dict[str, str]:
         """Return the summary of a snapshot."""
         number = str(change.table.number + 1)
         return {"capture.epoch": str(change.token), "capture.leader": self._node, "capture.table": number}
 
     async def _write_pointer(
-        self, change: _Change, metadata: TableMetadata, snapshots: list[Snapshot], let_go: Iterable[str]
+        self, change: _StreamChange, metadata: TableMetadata, snapshots: list[Snapshot], let_go: Iterable[str]
     ) -> Table:
         """Store the metadata file. Return the table with a pointer to it.
 
@@ -352,7 +341,7 @@ class Exposer:
         """
         number, data = change.table.number + 1, metadata.model_dump_json().encode()
         path = f"{folder(change.stream)}/metadata/{number:010d}-{change.token}-{self._unique()}.metadata.json"
-        [(_, digest)] = (await self._store(change.store, _one_file(f"{self._base}/{path}", data))).items()
+        [(_, digest)] = (await self._put_all(_one_file(f"{self._base}/{path}", data))).items()
         exposed = Iceberg(location=metadata.location, number=number, metadata=path, sha256=digest, snapshots=snapshots)
         held = exposed.list_held()
         retired = {one.path: one for one in change.table.retired if one.path not in held}

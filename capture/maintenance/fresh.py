@@ -152,14 +152,14 @@ class FreshTable:
         wholes = await commits.blocks.wholes(fit)
         wholes.sort(key=lambda one: (one.stored_ns, one.path))
         exposure, limited = commits.leading.exposure, self._limit(wholes)
-        fitting, _ = await exposure.list_fitting(commits.store, table, limited)
+        fitting, _ = await exposure.list_fitting(table, limited)
         by_stream: dict[str, list[Stored]] = defaultdict(list)
         for one in fitting:
             by_stream[one.stream].append(one)
         masked: list[Stored] = []
         for stream, mine in by_stream.items():
             masked += await _mask(commits, table, stream, mine)
-        found, columns = await exposure.list_fitting(commits.store, table, masked)
+        found, columns = await exposure.list_fitting(table, masked)
         reasons |= dict.fromkeys((one.path for one in wholes), FULL)
         reasons |= dict.fromkeys((one.path for one in limited), UNFIT)
         reasons |= dict.fromkeys((one.path for one in fitting), REPEATED)

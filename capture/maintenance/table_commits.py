@@ -23,7 +23,7 @@ from capture.archive.manifest import Manifest, Stored
 from capture.archive.picture import Picture
 from capture.archive.retired_pages import move
 from capture.archive.sequences import Sequences
-from capture.archive.table import Exposure, Table, first_table
+from capture.archive.table import Exposure, Table, TableChange, first_table
 from capture.errors import ManifestError, NotSweptError
 from capture.stores.contract import Store
 
@@ -94,14 +94,12 @@ class TableCommits:
             yield [one for one in (*came, *show) if one.stream == stream]
 
         pointer, exposure = self.leading.pointer, self.leading.exposure
-        exposed = await exposure.expose(
-            self.store, after, came=[*came, *show], gone=[*gone, *hide], files=files, token=pointer.token, now=now
-        )
+        exposed = await exposure.expose(TableChange(after, [*came, *show], [*gone, *hide], files, pointer.token, now))
         after = await self._move_retired(msgspec.structs.replace(exposed, leader=self.leading.node))
         self.head, self.table = await commit(
             self.index, pointer, self.head, before, after, now=now, grace=self.leading.grace, beside=beside
         )
-        await exposure.announce(self.store, self.table)
+        await exposure.announce(self.table)
         return self.table
 
     async def _move_retired(self, after: Table) -> Table:
@@ -132,7 +130,7 @@ class TableCommits:
             if left := Sequences.from_bytes(one.sequences) - _sequences(came, one.stream):
                 masked.append(msgspec.structs.replace(one, sequences=left.to_bytes()))
         if masked:
-            masked, _ = await self.leading.exposure.list_fitting(self.store, after, masked)
+            masked, _ = await self.leading.exposure.list_fitting(after, masked)
         return [*consumed, *overlapping], masked
 
     async def _find_overlapping(
@@ -202,7 +200,7 @@ async def _take_over(leading: Leading, manifest_head: HeadReader, now: float) ->
 
     renewed = partial(renew, leading.indexes.files)
     head, table = await current(leading.store, leading.pointer, Table, now, first, renewed)
-    await leading.exposure.announce(leading.store, table)
+    await leading.exposure.announce(table)
     return TableCommits(leading, head, table)
 
 

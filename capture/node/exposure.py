@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from capture.archive.iceberg_state import Expiry, is_reachable
 from capture.archive.manifest import Stored
-from capture.archive.table import Exposure, Files, Table, Unexposed
+from capture.archive.table import Exposure, Table, TableChange, Unexposed
 from capture.node.user_catalog import CatalogKeeper
 from capture.stores import Store
 
@@ -31,36 +31,25 @@ class LoadedExposure:
         """Return whether the published table must change. A table that has files was announced before."""
         return self._loaded is not None and self._loaded.is_due(table, now)
 
-    async def expose(
-        self,
-        store: Store,
-        table: Table,
-        *,
-        came: Sequence[Stored],
-        gone: Sequence[Stored],
-        files: Files,
-        token: int,
-        now: float,
-    ) -> Table:
+    async def expose(self, change: TableChange) -> Table:
         """Write the metadata of the table that will be committed next; return the table with pointers to them.
 
         If other engines can't reach the store any more, it removes the pointers: the metadata would become outdated.
         """
-        loaded = await self._for(table) or Unexposed()
-        return await loaded.expose(store, table, came=came, gone=gone, files=files, token=token, now=now)
+        return await (await self._for(change.table) or Unexposed()).expose(change)
 
-    async def list_fitting(self, store: Store, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
+    async def list_fitting(self, table: Table, blocks: Sequence[Stored]) -> tuple[list[Stored], str]:
         """Return those of the blocks that the table can show to engines, and its columns with theirs."""
         if blocks and is_reachable(self.store, self.rule.location):
             if self._loaded is None:
                 self._loaded = await asyncio.to_thread(_exposer, self.store, self.rule, self.node)
-            return await self._loaded.list_fitting(store, table, blocks)
+            return await self._loaded.list_fitting(table, blocks)
         return [], table.columns
 
-    async def announce(self, store: Store, table: Table) -> None:
+    async def announce(self, table: Table) -> None:
         """Announce a committed table to readers that do not read the head."""
         if loaded := await self._for(table):
-            await loaded.announce(store, table)
+            await loaded.announce(table)
             if self.catalog:
                 self.catalog.announce(table)
 

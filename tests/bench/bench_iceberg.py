@@ -59,7 +59,9 @@ EARLIER_FILES = (10_000, 100_000)
 KEYS, ROWS, HOUR, BEGAN = 100, 1000, 3600, 1_700_000_000 // 3600 * 3600
 APPENDS = 40
 BASE, STREAM, CODEC = "s3://bucket/lake", "ORDERS", "deflate"
-NEW = "files" in inspect.signature(Exposer.expose).parameters
+NEW = "change" in inspect.signature(Exposer.expose).parameters
+if NEW:
+    from capture.archive.table import TableChange  # earlier versions do not have it
 ROUNDS = 5 if NEW else 1
 PER_MANIFEST, PER_BLOCK = (2000, 64) if NEW else (1000, 1)
 """As the exposer lays out a table that has grown file by file: full manifests are of 1,000 to 4,000 files."""
@@ -178,10 +180,12 @@ class _Lake:
             raise AssertionError("the table is not to be built anew")
             yield []
 
-        told = {"came": new, "gone": gone, "files": files} if NEW else {}
         table = msgspec.structs.replace(self.table, files=new if NEW else self.files)
         began = time.process_time()
-        table = await self.leader.expose(self.store, table, token=1, now=self.now, **told)
+        if NEW:
+            table = await self.leader.expose(TableChange(table, new, gone, files, token=1, now=self.now))
+        else:
+            table = await self.leader.expose(self.store, table, token=1, now=self.now)
         cpu = time.process_time() - began
         self.table = msgspec.structs.replace(table, number=table.number + 1, retired=[])
         gets, puts = self.store.gets, self.store.puts

@@ -41,7 +41,8 @@ class SetExposure:
         shown = table.iceberg.get(STREAM)
         return bool(list_expired(shown.snapshots, self._world.rule, now) if shown else list_open_streams(table))
 
-    async def expose(self, store, table, *, came, gone, files, token, now):
+    async def expose(self, change):
+        store, table, came, gone, now = self._world.store, change.table, change.came, change.gone, change.now
         before = table.iceberg.get(STREAM)
         expired = list_expired(before.snapshots, self._world.rule, now) if before else []
         if not (came or gone or expired) or not (before or list_open_streams(table)):
@@ -51,7 +52,7 @@ class SetExposure:
             metadata, snapshots = json.loads(await store.get(before.metadata)), before.snapshots
             live, let_go = json.loads(await store.get(metadata[-1][1])), [before.metadata]
         else:
-            metadata, came = [], [one async for part in files(STREAM) for one in part]
+            metadata, came = [], [one async for part in change.files(STREAM) for one in part]
         if came or gone:
             leave, arrive = (
                 {one.path for one in gone},
@@ -83,10 +84,10 @@ class SetExposure:
             table, iceberg={STREAM: exposed}, retired=[one for path, one in retired.items() if path not in held]
         )
 
-    async def list_fitting(self, store, table, blocks):
+    async def list_fitting(self, table, blocks):
         return list(blocks), table.columns
 
-    async def announce(self, store, table):
+    async def announce(self, table):
         pass
 
     def _name(self, kind):

@@ -12,6 +12,7 @@ from pyiceberg.table import StaticTable
 from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.manifest import Partition, Stored
 from capture.archive.sequences import Sequences
+from capture.archive.table import TableChange
 from capture.formats.envelope import SCHEMA
 from capture.iceberg.memory_catalog import MemoryFiles
 from capture.maintenance.merge.schema_evolution import OWN
@@ -55,7 +56,7 @@ async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, n
     return one
 
 
-async def expose_files(exposer, store, before, table, *, token=1, now):
+async def expose_files(exposer, before, table, *, token=1, now):
     """Return this table with its metadata for engines; `before` are the files of the table that was committed last."""
 
     async def files(stream):
@@ -65,7 +66,7 @@ async def expose_files(exposer, store, before, table, *, token=1, now):
 
     old, new = {one.path for one in before}, {one.path for one in table.files}
     came, gone = [one for one in table.files if one.path not in old], [one for one in before if one.path not in new]
-    return await exposer.expose(store, table, came=came, gone=gone, files=files, token=token, now=now)
+    return await exposer.expose(TableChange(table, came, gone, files, token, now))
 
 
 def static_table(store, stream="S"):

@@ -37,10 +37,10 @@ class Registered:
         file = await table_file(self.store, [sequence], stream=stream, name=str(sequence))
         table = msgspec.structs.replace(self.table, files=[*self.table.files, file])
         exposer = Exposer(self.store, rule or self.config.table)
-        table = await expose_files(exposer, self.store, self.table.files, table, now=HOUR + sequence)
+        table = await expose_files(exposer, self.table.files, table, now=HOUR + sequence)
         self.head = await chain.commit(self.store, MemoryHead(1, self.state), self.head, table)
         self.table = await chain.read(self.store, self.head, Table)
-        await exposer.announce(self.store, self.table)
+        await exposer.announce(self.table)
         return self.table.iceberg[stream]
 
     def location(self, stream="S"):

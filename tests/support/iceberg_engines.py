@@ -29,7 +29,7 @@ async def archive(url):
     old = await table_file(store, [1, 2, 3], name="a", key="a/b %", own=False)
     small = await table_file(store, [4], name="b", typed=typed(pa.int32(), [7]))
     table = Table(files=[old, small], columns=write_columns(pa.schema([("price", pa.int32())])))
-    table = await expose_files(exposer, store, [], table, now=HOUR)
+    table = await expose_files(exposer, [], table, now=HOUR)
     head = await chain.commit(store, MemoryHead(1, state), None, table)
     wide = await table_file(store, [4, 5], name="c", typed=typed(pa.int64(), [7, 2**40]))
     table = msgspec.structs.replace(
@@ -38,9 +38,9 @@ async def archive(url):
         columns=write_columns(pa.schema([("price", pa.int64())])),
         retired=[Retired(small.path, HOUR)],
     )
-    table = await expose_files(exposer, store, [old, small], table, token=2, now=HOUR + 60)
+    table = await expose_files(exposer, [old, small], table, token=2, now=HOUR + 60)
     await chain.commit(store, MemoryHead(2, state), head, table)
-    await exposer.announce(store, table)
+    await exposer.announce(table)
     return store, state
 
 

@@ -56,13 +56,13 @@ class World:
             retired=[*self.table.retired, *(Retired(path, self.now) for path in paths)],
             columns=self.columns,
         )
-        exposed = await expose_files(self.exposer, self.store, self.table.files, table, now=self.now)
+        exposed = await expose_files(self.exposer, self.table.files, table, now=self.now)
         self.table = msgspec.structs.replace(exposed, number=self.table.number + 1)
         if came or gone:
             self.snapshots += 1
             self.since |= {one.path: self.snapshots for one in came}
         opened, stored = list(self.read), list(self.written)
-        await self.exposer.announce(self.store, self.table)
+        await self.exposer.announce(self.table)
         self.read, self.written = opened, stored
 
     @property

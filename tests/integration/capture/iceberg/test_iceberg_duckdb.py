@@ -54,9 +54,9 @@ async def commit(store, state, *files, columns=""):
     head = state.head
     table = await chain.read(store, head, Table)
     wanted = msgspec.structs.replace(table, files=[*table.files, *files], columns=columns or table.columns)
-    table = await expose_files(Exposer(store), store, table.files, wanted, token=3, now=HOUR + 120)
+    table = await expose_files(Exposer(store), table.files, wanted, token=3, now=HOUR + 120)
     await chain.commit(store, MemoryHead(3, state), head, table)
-    await Exposer(store).announce(store, table)
+    await Exposer(store).announce(table)
 
 
 def place(store):
@@ -105,9 +105,9 @@ async def test_files_that_a_filter_leaves_out_are_not_opened(duck, tmp_path):
     store, state = open_store(f"{tmp_path}/an archive"), HeadState()
     wanted = await table_file(store, [1, 2, 3], name="a", key="a/b %")
     other = await table_file(store, [4], name="b", interval=HOUR + 3600)
-    table = await expose_files(Exposer(store), store, [], Table(files=[wanted, other]), now=HOUR)
+    table = await expose_files(Exposer(store), [], Table(files=[wanted, other]), now=HOUR)
     await chain.commit(store, MemoryHead(1, state), None, table)
-    await Exposer(store).announce(store, table)
+    await Exposer(store).announce(table)
     await store.delete(other.path)
     rows = f"SELECT sequence FROM iceberg_scan('{place(store)}')"
     await duck.ask("SET TimeZone = 'America/New_York'")

@@ -23,9 +23,9 @@ async def test_a_table_in_an_object_store_is_read_by_its_head(kind, request):
         one = await table_file(store, sequences, name=str(number), key="a/b %")
         table = await chain.read(store, head, Table)
         wanted = msgspec.structs.replace(table, files=[*table.files, one])
-        table = await expose_files(exposer, store, table.files, wanted, now=HOUR + number)
+        table = await expose_files(exposer, table.files, wanted, now=HOUR + number)
         head = await chain.commit(store, MemoryHead(1, state), head, table)
-        await exposer.announce(store, table)
+        await exposer.announce(table)
     assert await store.get(hint_path("S")) == b"2"
     exposed = table.iceberg["S"]
     assert exposed.location.endswith("/a lake/iceberg/S")

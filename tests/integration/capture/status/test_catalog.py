@@ -58,7 +58,7 @@ class World:
     async def commit(self, *files):
         table = await chain.read(self.store, self.head, Table)
         wanted = msgspec.structs.replace(table, files=[*table.files, *files])
-        table = await expose_files(Exposer(self.store), self.store, table.files, wanted, now=HOUR)
+        table = await expose_files(Exposer(self.store), table.files, wanted, now=HOUR)
         self.head = await chain.commit(self.store, MemoryHead(1, self.state), self.head, table)
 
     @contextlib.asynccontextmanager

@@ -48,10 +48,10 @@ class World:
         gone = [one.path for one in self.table.files if one not in files]
         retired = [*self.table.retired, *(Retired(path, self.now) for path in gone)]
         table = msgspec.structs.replace(self.table, files=list(files), retired=retired, columns=columns)
-        exposed = await expose_files(self.exposer, self.store, self.table.files, table, token=7, now=self.now)
+        exposed = await expose_files(self.exposer, self.table.files, table, token=7, now=self.now)
         self.table = msgspec.structs.replace(exposed, number=self.table.number + 1)
         if announced:
-            await self.exposer.announce(self.store, self.table)
+            await self.exposer.announce(self.table)
 
     async def file(self, *sequences, **more):
         return await table_file(self.store, list(sequences), name=str(sequences[0]), **more)
@@ -189,10 +189,10 @@ async def test_the_version_hint_is_written_after_the_commit_and_made_up_for_late
     await world.commit(first, await world.file(2), announced=False)
     assert sequences_of(world.read) == [1]
     assert not await world.store.list("iceberg/S/metadata/v2.")
-    await world.exposer.announce(world.store, world.table)
+    await world.exposer.announce(world.table)
     assert sequences_of(world.read) == [1, 2]
     listed = await world.store.list()
-    await world.exposer.announce(world.store, world.table)
+    await world.exposer.announce(world.table)
     assert await world.store.list() == listed
 
 
@@ -309,7 +309,7 @@ async def test_what_is_gone_is_noticed_by_the_next_leader_and_made_anew_of_the_a
     world.exposer = Exposer(world.store)
     assert not world.exposer.is_due(world.table, world.now)
     with caplog.at_level(logging.ERROR):
-        await world.exposer.announce(world.store, world.table)
+        await world.exposer.announce(world.table)
     assert f"is created again, without its history: {path} is missing" in caplog.text
     assert world.exposer.is_due(world.table, world.now)
     await world.commit(first, second)
@@ -331,7 +331,7 @@ async def test_what_was_changed_is_made_anew_by_the_commit_that_opens_it(world, 
     world.exposer = Exposer(world.store)
     with caplog.at_level(logging.ERROR):
         if announced:
-            await world.exposer.announce(world.store, world.table)
+            await world.exposer.announce(world.table)
         await world.commit(second)
     assert caplog.text.count("is created again, without its history") == 1
     assert f"{path} was changed: its SHA-256 is not the one that the table names" in caplog.text

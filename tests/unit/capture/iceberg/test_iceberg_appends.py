@@ -221,7 +221,7 @@ async def test_any_appends_replacements_expiries_and_merges_leave_what_the_model
 async def test_a_file_that_no_manifest_holds_makes_the_table_be_created_again(world, caplog):
     first, second, third = [await world.file() for _ in range(3)]
     await world.commit([first])
-    await expose_files(world.exposer, world.store, [third], Table(iceberg=world.table.iceberg), now=HOUR)
+    await expose_files(world.exposer, [third], Table(iceberg=world.table.iceberg), now=HOUR)
     assert "no manifest holds" in caplog.text
     assert third.path in caplog.text
     await world.commit([second])

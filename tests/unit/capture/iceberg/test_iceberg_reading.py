@@ -24,7 +24,7 @@ async def committed():
         files.append(await table_file(store, list(sequences), name=str(len(files))))
         before = await chain.read(store, heads[-1] if heads else None, Table)
         table = Table(files=list(files), number=before.number, iceberg=before.iceberg)
-        table = await expose_files(Exposer(store), store, before.files, table, now=HOUR + len(files))
+        table = await expose_files(Exposer(store), before.files, table, now=HOUR + len(files))
         heads.append(await chain.commit(store, MemoryHead(1, state), heads[-1] if heads else None, table))
 
     await commit(1, 2)

@@ -117,8 +117,8 @@ class Interrupted(Exposer):
         super().__init__(world.store, world.rule, node="old")
         self._happens = happens
 
-    async def expose(self, store, table, **told):
-        exposed = await super().expose(store, table, **told)
+    async def expose(self, change):
+        exposed = await super().expose(change)
         await self._happens()
         return exposed
 

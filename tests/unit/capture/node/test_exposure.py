@@ -2,7 +2,7 @@
 
 from capture.archive.iceberg_state import Expiry, Iceberg
 from capture.archive.manifest import Stored
-from capture.archive.table import Table
+from capture.archive.table import Table, TableChange
 from capture.node.exposure import LoadedExposure
 from capture.stores import MemoryStore, OwnStore
 
@@ -26,7 +26,7 @@ async def test_pointers_to_metadata_that_is_not_maintained_any_more_are_removed(
     exposed = Iceberg(location="s3://lake/iceberg/S", number=1, metadata="m", sha256="", snapshots=[])
     table = Table(files=[FILE], iceberg={"S": exposed})
     unreachable = LoadedExposure(OwnStore(MemoryStore()), Expiry(), "node")
-    left = await unreachable.expose(unreachable.store, table, came=[FILE], gone=[], files=None, token=1, now=1.0)
+    left = await unreachable.expose(TableChange(table, [FILE], [], None, token=1, now=1.0))
     assert left.iceberg == {}
     assert left.files == [FILE]
     assert not unreachable.is_due(table, 1.0)
