@@ -112,14 +112,13 @@ def _sweep(natty: Natty, config: CaptureConfig) -> Work:
 def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
     async def work(term: Term) -> Any:
         duty = Duty(natty, open_store(config.store), config, term.node)
-        head = TermHead(term, COMPACTION, config.signer())
-        options, key_file = config.spark.options(), config.key_file
+        leading, options, key_file = duty.lead_compaction(term), config.spark.options(), config.key_file
         driver = SparkDriver(options, run=term.run_process, key_file=key_file)
         async with duty.keep_catalog(), driver as engine:
-            done = last = await duty.compact_once(head, engine)
+            done = last = await duty.compact_once(leading, engine)
             while all_blocks and last.groups:  # one run compacts some groups, and leaves others
                 try:
-                    last = await duty.compact_once(head, engine)
+                    last = await duty.compact_once(leading, engine)
                 except CompactionError:
                     if not done.failed:
                         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -11,23 +10,23 @@ from functools import partial
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, old_documents
+from capture.archive.chain import Head, Retired, old_documents
 from capture.archive.iceberg_state import ICEBERG
-from capture.archive.index.contents import Indexes, find_orphans, read_paths
+from capture.archive.index.contents import find_orphans, read_paths
 from capture.archive.index.page import place_of
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
 from capture.archive.picture import Picture
 from capture.archive.retention import EVERYTHING, Retention, sum_up
 from capture.archive.retired_pages import RETIRED, RetiredPage, read_retired
 from capture.archive.sequences import Sequences
-from capture.archive.table import Exposure, Table, Unexposed, list_still_named, without
+from capture.archive.table import Table, list_still_named, without
 from capture.errors import CompactionError
 from capture.maintenance.compaction_input import read_input
-from capture.maintenance.compaction_plan import Policy, find_held, find_held_by_stream, new_name, plan
+from capture.maintenance.compaction_plan import Policy, find_held, find_held_by_stream, plan
 from capture.maintenance.engine import Engine, FileGroup, Merged, Part
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
-from capture.maintenance.table_commits import Leading, TableCommits, Turns
+from capture.maintenance.table_commits import TableCommits, TableLeading
 from capture.stores.contract import Listing, Store
 from capture.stores.own_store import opening_url
 
@@ -199,60 +198,51 @@ def _check_disjoint(outputs: Iterable[Stored], gone: Iterable[Stored], held: Map
 
 
 async def compact(
-    store: Store,
-    pointer: HeadPointer,
-    manifest_head: HeadReader,
+    leading: TableLeading,
     engine: Engine,
     policy: Policy,
     *,
     now: float,
-    grace: float,
-    node: str = "",
-    unique: Callable[[], str] = new_name,
     retention: Retention = EVERYTHING,
-    exposure: Exposure | None = None,
     schedule: Schedule = AT_ONCE,
     check: Check = read_back,
-    look: bool = True,
-    indexes: Indexes | None = None,
-    turns: Turns | None = None,
 ) -> CompactReport:
     """Merge the file groups that are due at `now` (Unix seconds), check and commit the results.
 
-    First it retires the files that retention removes: without the engine, in a separate commit. With `look` it lists
-    the files, and deletes those that no table has named for `grace`. `indexes` keep pages in memory from one run to the
-    next. Fresh commits with the same `turns` may change the table while the engine runs.
+    First it retires the files that retention removes: without the engine, in a separate commit. A full run lists the
+    files, and deletes those that no table has named for the grace. Fresh commits of the same leader may change the
+    table while the engine runs.
 
     A sweep may commit meanwhile: its leader retires blocks only if a committed table names them as consumed.
     FencedError if this term is over. CompactionError if the results don't add up, or the store does not hold them as
     reported; the outputs are then leftovers that a later run removes. A file group that can't be merged is left out and
     reported; CompactionError if no group can be merged. NotSweptError until the sweep's leader has made a manifest.
     """
-    elapsed = asyncio.get_running_loop().time
-    started = elapsed()
-    indexes, turns = indexes or Indexes(store), turns or Turns()
-    objects = await _list_objects(store, look)
-    leading = Leading(store, indexes, pointer, exposure or Unexposed(), node, grace)
-    async with turns.take(leading, manifest_head, now, anew=True) as commits:
-        manifest = await commits.read_manifest(manifest_head)
+    store, indexes, full = leading.store, leading.indexes, leading.begin()
+    clock, before = leading.start_clock(now), now - leading.grace
+    objects = await _list_objects(store, full)
+    async with leading.take_turn(clock, anew=True) as commits:
+        manifest = await commits.read_manifest()
         if dropped := await commits.find_dropped(manifest):
-            await commits.commit(lambda table: table, now, hide=dropped)
+            await commits.commit(lambda table: table, clock(), hide=dropped)
         table = commits.table
-        superfluous = old_documents(table, objects, now - grace)
-        moved = await read_retired(store, table.retired_pages) if look else {}
-        if look:
+        superfluous = old_documents(table, objects, before)
+        moved = await read_retired(store, table.retired_pages) if full else {}
+        if full:
             named = table.list_named() | await read_paths(indexes.files, table)
-            superfluous += _superfluous(table, named, moved, objects, now - grace)
-            superfluous += await find_orphans(indexes.files, table, objects, now - grace)
-        await chain.delete(store, pointer, superfluous[:MOST_DELETED])  # no other commit has begun: see find_orphans
+            superfluous += _superfluous(table, named, moved, objects, before)
+            superfluous += await find_orphans(indexes.files, table, objects, before)
+        # no other commit has begun: see find_orphans
+        await chain.delete(store, leading.pointer, superfluous[:MOST_DELETED])
     found = await read_input(indexes, manifest, table, policy, retention, now)
-    listed, picture = {one.path for one in objects} if look else None, found.picture
-    drop = partial(_drop_deleted, moved=moved, listed=listed, now=now, before=now - grace)
+    listed, picture = {one.path for one in objects} if full else None, found.picture
+    drop = partial(_drop_deleted, moved=moved, listed=listed, before=before)
     gone = len([one for one in picture.files if one.path in found.expired])
-    async with turns.take(leading, manifest_head, now) as commits:
+    async with leading.take_turn(clock) as commits:
         commits.table = commits.table.with_listed(picture.files)
         if gone or leading.exposure.is_due(commits.table, now):
-            await commits.commit(lambda table: drop(without(table, found.expired, now)), now)
+            at = clock()
+            await commits.commit(lambda table: drop(without(table, found.expired, at), now=at), at)
         picture = Picture(picture.manifest, commits.table)
     moment = schedule.moment(now, found.waiting, found.bytes)
     removed = find_held(one for one in found.picture.files if one.path in found.expired)
@@ -260,27 +250,28 @@ async def compact(
 
     def due(leave: Set[str]) -> list[FileGroup]:
         plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by, held=held)
-        return plan_at(token=pointer.token, unique=unique, leave=leave | found.expired | found.consumed)
+        return plan_at(token=leading.pointer.token, leave=leave | found.expired | found.consumed)
 
     failed, groups, merged = await _merge_due(engine, opening_url(store), due)
-    if not groups:
-        return _report(commits, [], [], 0.0, gone, [])
-    outputs = [output for one in merged for output in one.outputs]
+    if groups:
+        outputs = [output for one in merged for output in one.outputs]
 
-    def change(table: Table) -> Table:
-        return drop(apply(Picture(picture.manifest, table), groups, merged, now=now + elapsed() - started, held=held))
+        def change(table: Table) -> Table:
+            at = clock()
+            return drop(apply(Picture(picture.manifest, table), groups, merged, now=at, held=held), now=at)
 
-    change(picture.table)  # before the outputs are read
-    await check(store, outputs)
-    async with turns.take(leading, manifest_head, now) as commits:
-        commits.table = commits.table.with_listed(picture.files)
-        await commits.commit(change, now + elapsed() - started)
-    return _report(commits, groups, merged, elapsed() - started, gone, failed)
+        change(picture.table)  # before the outputs are read
+        await check(store, outputs)
+        async with leading.take_turn(clock) as commits:
+            commits.table = commits.table.with_listed(picture.files)
+            await commits.commit(change, clock())
+    leading.objects = commits.table.index.objects
+    return _report(commits, groups, merged, clock() - now if groups else 0.0, gone, failed)
 
 
-async def _list_objects(store: Store, look: bool) -> Listing:
-    """List old documents; with `look` also what a run deletes if no table names it."""
-    folders = (TABLE, Table.FOLDER, ICEBERG, Table.PAGES) if look else (Table.FOLDER,)
+async def _list_objects(store: Store, full: bool) -> Listing:
+    """List old documents; in a `full` run also what it deletes if no table names it."""
+    folders = (TABLE, Table.FOLDER, ICEBERG, Table.PAGES) if full else (Table.FOLDER,)
     return [one for folder in folders for one in await store.list(folder)]  # see _superfluous
 
 
@@ -330,7 +321,7 @@ def _superfluous(
 
 
 def _drop_deleted(
-    table: Table, *, moved: Mapping[RetiredPage, list[str]], listed: Set[str] | None, now: float, before: float
+    table: Table, *, moved: Mapping[RetiredPage, list[str]], listed: Set[str] | None, before: float, now: float
 ) -> Table:
     """Remove retired objects from the table that did not exist when the store was listed (None: it was not).
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadReader
+from capture.archive.chain import Head
 from capture.archive.iceberg_state import FreshState
 from capture.archive.index.page import Entry, place_of
 from capture.archive.index.update import held_of
@@ -22,7 +22,7 @@ from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
 from capture.errors import ManifestError
 from capture.maintenance.compaction_plan import Policy, is_mergeable
-from capture.maintenance.table_commits import Leading, TableCommits, Turns
+from capture.maintenance.table_commits import TableCommits, TableLeading
 
 MOST_AT_ONCE = 1000
 """Blocks that a commit shows at the most; the next one shows others."""
@@ -55,16 +55,14 @@ NOTHING = FreshReport()
 
 
 class FreshTable:
-    """Shows the blocks that a manifest adopts, in the term of the compaction's leader, which takes `turns` with it.
+    """Shows the blocks that a manifest adopts, in a term of the compaction's leader.
 
     Rows of a block are masked if the table or another shown block has their sequence. A block waits for a merge if all
     of its rows are, or if a typed column has another type than the table's. New columns are added to the table.
     """
 
-    def __init__(self, turns: Turns, manifest_head: HeadReader, policy: Policy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._turns = turns
-        self._manifest_head = manifest_head
         self._head: Head | None = None
         self._version: Version | None = None  # of the blocks that were looked at
         self._later: list[Entry] = []  # blocks that are shown by the next commits
@@ -82,21 +80,23 @@ class FreshTable:
     def __repr__(self) -> str:
         return f"FreshTable({self._head}, {len(self._later)} blocks wait)"
 
-    async def step(self, leading: Leading, now: float) -> FreshReport:
+    async def step(self, leading: TableLeading, now: float) -> FreshReport:
         """Show the blocks that came since the last step, if any.
 
         FencedError if the term is over; NotSweptError; ManifestError; StoreError. After a failure it may be run again.
         """
-        head = await self._manifest_head()
+        clock, head = leading.start_clock(now), await leading.other_head()
         if head is None or (head == self._head and not self._later):
             return NOTHING
-        async with self._turns.take(leading, self._manifest_head, now) as commits:
+        async with leading.take_turn(clock) as commits:
             manifest = await chain.read(commits.store, head, Manifest)
             if not Picture(manifest, commits.table).is_whole or manifest.number < commits.table.shown_of:
                 return NOTHING  # a stale answer
-            return await self._step(commits, head, manifest, now)
+            return await self._step(commits, head, manifest, clock)
 
-    async def _step(self, commits: TableCommits, head: Head, manifest: Manifest, now: float) -> FreshReport:
+    async def _step(
+        self, commits: TableCommits, head: Head, manifest: Manifest, clock: Callable[[], float]
+    ) -> FreshReport:
         came, hide = await self._find_changes(commits, manifest)
         later = await commits.blocks.find(manifest.index, map(place_of, self._later))
         self._head = self._version = None  # after a failure it is not known what is committed: look at all blocks
@@ -106,6 +106,7 @@ class FreshTable:
         show, columns = await self._choose(commits, chosen)
         if show or hide:
             after = msgspec.structs.replace(await _forget(commits, manifest), columns=columns)
+            now = clock()
             await commits.commit(lambda _: after, now, show=show, hide=hide)
             self._committed = now
         shown = commits.table.shown

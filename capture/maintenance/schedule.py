@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from capture.archive.index.contents import Indexes
 from capture.errors import ConfigError
 from natty.config.cron import Cron
 
@@ -74,28 +71,3 @@ class Schedule:
 
 AT_ONCE = Schedule(waiting_files=1)
 """Takes all waiting blocks, at any time."""
-
-
-FEW = 2_000
-"""Each round of a leader lists the objects of an archive that has at most this many."""
-
-
-@dataclass
-class Rounds:
-    """The rounds of a term: the pages that stay in memory, and when the store's objects were last listed.
-
-    `objects` is the number of objects after the last round. A leader lists more than FEW of them twice in `grace`
-    seconds, since what it looks for is deleted after that time anyway.
-    """
-
-    indexes: Indexes
-    grace: float
-    elapsed: Callable[[], float] = time.monotonic
-    objects: int = 0
-    _looked: float = field(default=-math.inf, init=False)
-
-    def begin(self) -> bool:
-        """Return whether this round lists the objects of the store."""
-        look = self.objects <= FEW or self.elapsed() >= self._looked + self.grace / 2
-        self._looked = self.elapsed() if look else self._looked
-        return look

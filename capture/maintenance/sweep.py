@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadPointer, HeadReader, current
+from capture.archive.chain import Head, HeadReader, current
 from capture.archive.index.contents import Indexes, commit, ensure_index, find_orphans, read_paths, renew
 from capture.archive.index.held import read_lowest
 from capture.archive.index.page import place_of
@@ -36,6 +36,7 @@ from capture.archive.table import Table, first_table
 from capture.archive.trust import NO_CHECKS, Trust
 from capture.errors import ManifestError, NotStoredError
 from capture.maintenance.expiring import Expiring, find_expiring
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep_plan import NOWHERE, Rest, SweepPlan, plan_sweep
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
 from natty.wire.background import map_concurrently
@@ -80,44 +81,40 @@ class Preview:
 
 
 async def sweep(
-    store: Store,
-    pointer: HeadPointer,
-    table_head: HeadReader,
+    leading: Leading,
     *,
     now: float,
-    grace: float = GRACE,
-    node: str = "",
     retention: Retention = EVERYTHING,
     begins: Mapping[str, int] = NOWHERE,
     trust: Trust = NO_CHECKS,
     outside: bool = False,
-    look: bool = True,
-    indexes: Indexes | None = None,
 ) -> SweepReport:
     """Adopt stored blocks into the manifest, retire those that the table has consumed or that retention removes.
 
-    With `look`, list the blocks, and delete leftovers and what was retired. A sweep may be stopped at any point and run
-    again, or run twice at once: it deletes an object only after the manifest that makes it superfluous is committed.
-    FencedError if this term is over; nothing is deleted then. `begins` are the first sequences of the streams, read
-    before. Entries that `trust` refuses are not adopted: they stay, and are reported like unreadable entries. `outside`
-    tells that the nodes' layout stores blocks outside of `blocks/`; if the manifest names such a block, leftovers are
-    looked for there in any case. `indexes` keep pages in memory from one sweep to the next.
+    A full sweep lists the blocks, and deletes leftovers and what was retired. A sweep may be stopped at any point and
+    run again, or run twice at once: it deletes an object only after the manifest that makes it superfluous is
+    committed. FencedError if this term is over; nothing is deleted then. `begins` are the first sequences of the
+    streams, read before `now` (Unix seconds). Entries that `trust` refuses are not adopted: they stay, and are reported
+    like unreadable entries. `outside` tells that the nodes' layout stores blocks outside of `blocks/`; if the manifest
+    names such a block, leftovers are looked for there in any case.
     """
-    indexes = indexes or Indexes(store)
-    archive = _Archive(store, indexes, table_head, look)
+    store, pointer, indexes, grace = leading.store, leading.pointer, leading.indexes, leading.grace
+    clock = leading.start_clock(now)
+    archive = _Archive(indexes, leading.other_head, leading.begin())
     objects = await archive.list_objects(outside)
-    head, manifest = await current(store, pointer, Manifest, now, renew=partial(_renew, indexes.blocks))
-    if look and not outside and _names_outside(manifest):
+    head, manifest = await current(store, pointer, Manifest, clock(), renew=partial(_renew, indexes.blocks))
+    if archive.full and not outside and _names_outside(manifest):
         objects = await archive.list_objects(outside=True)
-        head, manifest = await current(store, pointer, Manifest, now)
+        head, manifest = await current(store, pointer, Manifest, clock())
     seen = await archive.read(manifest, objects, retention, now, trust)
     plan = seen.plan(now, grace, retention, begins)
     if plan.manifest is not None:
-        after = msgspec.structs.replace(plan.manifest, leader=node)
-        head, manifest = await commit(indexes.blocks, pointer, head, seen.manifest, after, now=now, grace=grace)
-    orphans = await find_orphans(indexes.blocks, manifest, objects, now - grace) if look else []
+        after = msgspec.structs.replace(plan.manifest, leader=leading.node)
+        head, manifest = await commit(indexes.blocks, pointer, head, seen.manifest, after, now=clock(), grace=grace)
+    orphans = await find_orphans(indexes.blocks, manifest, objects, now - grace) if archive.full else []
     await chain.delete(store, pointer, [*plan.remove_entries, *plan.remove_objects, *orphans])
     table = seen.table or await ensure_index(indexes.files, first_table(manifest))
+    leading.objects = manifest.index.objects
     return _report(plan, head, seen, manifest, table, len(orphans))
 
 
@@ -132,7 +129,7 @@ async def preview(
     outside: bool = False,
 ) -> Preview:
     """Return what leaders would do now; it changes nothing. `outside` as in `sweep`."""
-    archive = _Archive(store, Indexes(store), table_head, look=True)
+    archive = _Archive(Indexes(store), table_head, full=True)
     objects = await archive.list_objects(outside)
     manifest = await chain.read(store, await manifest_head(), Manifest)
     if not outside and _names_outside(manifest):
@@ -157,7 +154,7 @@ class _Seen:
     objects: Listing
     unreadable: list[str]
     rest: Rest
-    look: bool
+    full: bool
 
     def plan(self, now: float, grace: float, retention: Retention, begins: Mapping[str, int]) -> SweepPlan:
         return plan_sweep(
@@ -170,23 +167,26 @@ class _Seen:
             retention=retention,
             begins=begins,
             rest=self.rest,
-            look=self.look,
+            full=self.full,
         )
 
 
 @dataclass(frozen=True)
 class _Archive:
-    """Reads what a sweep needs of an archive."""
+    """Reads what a sweep needs of an archive; a `full` one needs a listing of all blocks."""
 
-    store: Store
     indexes: Indexes
     table_head: HeadReader
-    look: bool
+    full: bool
+
+    @property
+    def store(self) -> Store:
+        return self.indexes.store
 
     async def list_objects(self, outside: bool) -> Listing:
         """List the archive in the order that plan_sweep needs."""
-        found = await list_blocks(self.store, outside=outside) if self.look else []
-        for folder in (ENTRIES, Manifest.FOLDER, *((Manifest.PAGES,) if self.look else ())):
+        found = await list_blocks(self.store, outside=outside) if self.full else []
+        for folder in (ENTRIES, Manifest.FOLDER, *((Manifest.PAGES,) if self.full else ())):
             found += await self.store.list(folder)
         return found
 
@@ -219,10 +219,10 @@ class _Archive:
             held={stream: await self._held(manifest, table, stream) for stream in sorted(gone)},
             lowest=await self._read_lowest(manifest, table),
             bytes=expiring.elsewhere,
-            paths=await read_paths(blocks, manifest) if self.look else (),
-            needed=await self._find_needed(manifest, table) if self.look else {},
+            paths=await read_paths(blocks, manifest) if self.full else (),
+            needed=await self._find_needed(manifest, table) if self.full else {},
         )
-        return _Seen(manifest.with_listed([*loaded.values()]), table, entries, objects, unreadable, rest, self.look)
+        return _Seen(manifest.with_listed([*loaded.values()]), table, entries, objects, unreadable, rest, self.full)
 
     async def _find_consumed(self, manifest: Manifest, table: Table | None) -> list[Stored]:
         """Return the adopted blocks that the table has consumed; none after a sweep that has let them go."""

@@ -68,14 +68,14 @@ def plan_sweep(
     retention: Retention = EVERYTHING,
     begins: Mapping[str, int] = NOWHERE,
     rest: Rest = NOTHING_ELSE,
-    look: bool = True,
+    full: bool = True,
 ) -> SweepPlan:
     """Plan which blocks to adopt, which to retire and which objects to delete; pure.
 
-    The lists of manifest and table have the objects that this sweep may change, and `rest` stands for the others:
-    those of the entries, those that the table has consumed, those that retention removes. `entries` are the listed
-    entries that were read. `objects` is a listing of entries, of old manifests, and of the blocks of the entries. With
-    `look` it has all blocks; only then leftovers and retired blocks are deleted. Blocks were listed before entries, and
+    The lists of manifest and table have the objects that this sweep may change, and `rest` stands for the others: those
+    of the entries, those that the table has consumed, those that retention removes. `entries` are the listed entries
+    that were read. `objects` is a listing of entries, of old manifests, and of the blocks of the entries. In a `full`
+    sweep it has all blocks; only then leftovers and retired blocks are deleted. Blocks were listed before entries, and
     both before the manifest was read, so an unnamed object is not just a newer one. The table is a committed one of any
     age: blocks that it names as consumed stay consumed. `begins` are the first sequences of the streams, as far as
     known.
@@ -95,7 +95,7 @@ def plan_sweep(
     gone = {one.object.path for one in expired}
     superseded = _find_superseded(gone_blocks, manifest, waiting, table, rest)
     settled |= superseded
-    kept = [one for one in manifest.retired if not look or _is_kept(one, table, listed, now - grace)]
+    kept = [one for one in manifest.retired if not full or _is_kept(one, table, listed, now - grace)]
     outdated = any(one.since < now - 1.5 * grace for one in manifest.outdated)  # the next commit deletes these pages
     changed = adopt or let_go or expired or outdated or len(kept) < len(manifest.retired) or (table and manifest.table)
     return SweepPlan(
@@ -108,12 +108,12 @@ def plan_sweep(
             *(
                 one.path
                 for one in manifest.retired
-                if look
+                if full
                 and one.path in listed
                 and one.since < now - grace
                 and rest.needed.get(one.path, 0.0) < now - grace
             ),
-            *(_leftovers(named, rest.paths, listed, objects, now - grace) if look else ()),
+            *(_leftovers(named, rest.paths, listed, objects, now - grace) if full else ()),
         ],
         manifest=msgspec.structs.replace(
             manifest,

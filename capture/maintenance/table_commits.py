@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadPointer, HeadReader, current
-from capture.archive.index.contents import Indexes, commit, renew
+from capture.archive.chain import Head, current
+from capture.archive.index.contents import commit, renew
 from capture.archive.index.page import place_of
 from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import Update, held_of, update
@@ -23,21 +23,35 @@ from capture.archive.manifest import Manifest, Stored
 from capture.archive.picture import Picture
 from capture.archive.retired_pages import move
 from capture.archive.sequences import Sequences
-from capture.archive.table import Exposure, Table, TableChange, first_table
+from capture.archive.table import Exposure, Table, TableChange, Unexposed, first_table
 from capture.errors import ManifestError, NotSweptError
+from capture.maintenance.leading import Leading
 from capture.stores.contract import Store
 
 
-@dataclass(frozen=True)
-class Leading:
-    """What the leader of the compaction works with during its term."""
+@dataclass
+class TableLeading(Leading):
+    """The term of the compaction's leader. Its merges and its fresh commits take turns at the table.
 
-    store: Store
-    indexes: Indexes
-    pointer: HeadPointer
-    exposure: Exposure
-    node: str
-    grace: float
+    `exposure` is how other engines read the table.
+    """
+
+    exposure: Exposure = field(default_factory=Unexposed)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False)
+    _commits: TableCommits | None = field(default=None, init=False, repr=False)  # None: not known what is committed
+
+    @contextlib.asynccontextmanager
+    async def take_turn(self, now: Callable[[], float], *, anew: bool = False) -> AsyncIterator[TableCommits]:
+        """While the body runs, it alone changes the table. With `anew`, or after a failure, read what is committed.
+
+        NotSweptError until the sweep's leader has made a manifest. FencedError; ManifestError; StoreError.
+        """
+        async with self._turn:
+            commits, self._commits = self._commits, None
+            if commits is None or anew:
+                commits = await _take_over(self, now())
+            yield commits
+            self._commits = commits
 
 
 @dataclass
@@ -47,7 +61,7 @@ class TableCommits:
     A table has the files in its list that a merge has loaded: see `index.contents.commit`.
     """
 
-    leading: Leading
+    leading: TableLeading
     head: Head
     table: Table
 
@@ -148,9 +162,9 @@ class TableCommits:
                 found += [one for one in wholes if not Sequences.from_bytes(one.sequences).isdisjoint(twice)]
         return found
 
-    async def read_manifest(self, manifest_head: HeadReader) -> Manifest:
+    async def read_manifest(self) -> Manifest:
         """Return a manifest that is not older than the table. ManifestError if the head names no such manifest."""
-        manifest = await _read_swept(self.store, manifest_head)
+        manifest = await _read_swept(self.leading)
         if not Picture(manifest, self.table).is_whole:  # a stale answer, or a head that its leader has not repaired yet
             raise ManifestError(f"manifest {manifest.number} is older than the table: nothing was compacted")
         return manifest
@@ -166,37 +180,11 @@ class TableCommits:
         return found
 
 
-class Turns:
-    """Lets merges and fresh commits of a term take turns at the table."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._commits: TableCommits | None = None  # None: it is not known what is committed
-
-    def __repr__(self) -> str:
-        return f"Turns({self._commits and self._commits.head})"
-
-    @contextlib.asynccontextmanager
-    async def take(
-        self, leading: Leading, manifest_head: HeadReader, now: float, *, anew: bool = False
-    ) -> AsyncIterator[TableCommits]:
-        """While the body runs, it alone changes the table. With `anew`, or after a failure, read what is committed.
-
-        NotSweptError until the sweep's leader has made a manifest. FencedError; ManifestError; StoreError.
-        """
-        async with self._lock:
-            commits, self._commits = self._commits, None
-            if commits is None or anew:
-                commits = await _take_over(leading, manifest_head, now)
-            yield commits
-            self._commits = commits
-
-
-async def _take_over(leading: Leading, manifest_head: HeadReader, now: float) -> TableCommits:
+async def _take_over(leading: TableLeading, now: float) -> TableCommits:
     """Return the table under this term's token, and announce it."""
 
     async def first() -> Table:
-        return first_table(await _read_swept(leading.store, manifest_head))
+        return first_table(await _read_swept(leading))
 
     renewed = partial(renew, leading.indexes.files)
     head, table = await current(leading.store, leading.pointer, Table, now, first, renewed)
@@ -204,8 +192,8 @@ async def _take_over(leading: Leading, manifest_head: HeadReader, now: float) ->
     return TableCommits(leading, head, table)
 
 
-async def _read_swept(store: Store, manifest_head: HeadReader) -> Manifest:
-    manifest = await chain.read(store, await manifest_head(), Manifest)
+async def _read_swept(leading: TableLeading) -> Manifest:
+    manifest = await chain.read(leading.store, await leading.other_head(), Manifest)
     if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still change its table
         raise NotSweptError
     return manifest

@@ -11,7 +11,7 @@ from capture.archive.iceberg_state import FreshState
 from capture.errors import NotSweptError
 from capture.maintenance.fresh import NOTHING, FreshReport, FreshTable
 from capture.maintenance.schedule import AT_ONCE, Schedule
-from capture.maintenance.table_commits import Leading
+from capture.maintenance.table_commits import TableLeading
 from natty import LeadershipLostError
 
 FRESH = "fresh table"
@@ -39,7 +39,7 @@ class FreshKeeper:
     def __init__(
         self,
         table: FreshTable,
-        lead: Callable[[], Awaitable[Leading]],
+        lead: Callable[[], Awaitable[TableLeading]],
         *,
         every: Callable[[], float],
         attempt: Attempt,

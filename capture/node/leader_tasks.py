@@ -17,7 +17,6 @@ from typing import TypeVar
 from capture.archive.coverage import Coverage, read_coverage
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
 from capture.archive.iceberg_state import CatalogState, FreshState, table_states
-from capture.archive.index.contents import Indexes
 from capture.archive.recording import record
 from capture.archive.retention import EVERYTHING, removed_sequences
 from capture.config.settings import CaptureConfig
@@ -27,10 +26,11 @@ from capture.ingest.layout import is_outside_blocks
 from capture.maintenance.compaction import CompactReport, compact
 from capture.maintenance.engine import Engine
 from capture.maintenance.fresh import FreshTable
+from capture.maintenance.leading import Leading
 from capture.maintenance.read_back import read_back
-from capture.maintenance.schedule import AT_ONCE, Rounds, Schedule
+from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.sweep import SweepReport, sweep
-from capture.maintenance.table_commits import Leading, Turns
+from capture.maintenance.table_commits import TableLeading
 from capture.node.exposure import LoadedExposure
 from capture.node.fresh_keeper import FRESH, FreshKeeper
 from capture.node.heal import Healer, StoreMessages, read_held_since
@@ -111,17 +111,16 @@ class Duty:
 
         Spark runs under the term: no process of it outlives the deadline, and none is left when this returns.
         """
-        head = TermHead(term, COMPACTION, self.config.signer())
         options, key_file = self.config.spark.options(), self.config.key_file
         driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file)
-        rounds = Rounds(Indexes(self.store), self.config.sweep.grace, self.elapsed)
-        fresh = self._fresh = self._keep_fresh(head, turns := Turns(), rounds.indexes)
+        leading = self.lead_compaction(term)
+        fresh = self._fresh = self._keep_fresh(leading)
         async with self._forget_failures_of(COMPACTS, FRESH), self.keep_catalog(), driver as engine, fresh.scope():
             while True:
                 term.check()
                 slots = self.config.compaction.schedule()
                 try:
-                    run = self.compact_once(head, engine, fresh.schedule(slots), rounds, turns)
+                    run = self.compact_once(leading, engine, fresh.schedule(slots))
                     done = await self._attempt(COMPACTS, run)
                 except NotSweptError:
                     await asyncio.sleep(SWEPT_WITHIN)
@@ -136,13 +135,18 @@ class Duty:
                         )
                     await fresh.pause(pause)
 
-    def _keep_fresh(self, head: TermHead, turns: Turns, indexes: Indexes) -> FreshKeeper:
-        async def lead() -> Leading:
-            exposure = self._exposure or await self._expose()
-            return Leading(self.store, indexes, head, exposure, self.node, self.config.sweep.grace)
+    def lead_compaction(self, term: Term) -> TableLeading:
+        """Return what the leader of the compaction works with during this term."""
+        head, manifest = TermHead(term, COMPACTION, self.config.signer()), SWEEP.reader(self.natty, self.config.name)
+        return TableLeading(self.store, head, manifest, self.node, self.config.sweep.grace, self.elapsed)
+
+    def _keep_fresh(self, leading: TableLeading) -> FreshKeeper:
+        async def lead() -> TableLeading:
+            leading.grace, leading.exposure = self.config.sweep.grace, self._exposure or await self._expose()
+            return leading
 
         return FreshKeeper(
-            FreshTable(turns, SWEEP.reader(self.natty, self.config.name), policy(self.config)),
+            FreshTable(policy(self.config)),
             lead,
             every=lambda: self.config.table.fresh,
             attempt=self._attempt,
@@ -200,34 +204,18 @@ class Duty:
             of_manifest=manifest.number if manifest else 0,
         )
 
-    async def compact_once(
-        self,
-        head: TermHead,
-        engine: Engine,
-        slots: Schedule = AT_ONCE,
-        rounds: Rounds | None = None,
-        turns: Turns | None = None,
-    ) -> CompactReport:
+    async def compact_once(self, leading: TableLeading, engine: Engine, slots: Schedule = AT_ONCE) -> CompactReport:
         """Compact what is due. Raises FencedError, NotSweptError, CaptureError, NattyError."""
-        rounds = rounds or Rounds(Indexes(self.store), self.config.sweep.grace, self.elapsed)
+        leading.grace, leading.exposure = self.config.sweep.grace, await self._expose()
         done = await compact(
-            self.store,
-            head,
-            SWEEP.reader(self.natty, self.config.name),
+            leading,
             engine,
             policy(self.config),
             now=await self._earlier_time() if self.config.retention else self.clock(),
-            grace=self.config.sweep.grace,
-            node=self.node,
             retention=retention(self.config),
-            exposure=await self._expose(),
             schedule=slots,
             check=partial(read_back, keys=self.config.keys()),
-            look=rounds.begin(),
-            indexes=rounds.indexes,
-            turns=turns,
         )
-        rounds.objects = done.files
         if done.expired:
             log.info(
                 "%s: retention removes %s",
@@ -264,12 +252,12 @@ class Sweeps:
     def __init__(self, duty: Duty, term: Term) -> None:
         self._duty = duty
         self._term = term
-        self._head = TermHead(term, SWEEP, duty.config.signer())
         self._board = Board(duty.natty, duty.config.name)
         self._since = duty.clock()
         self._streams = {duty.config.stream}
         self._covered: dict[tuple[int, int], dict[str, Coverage]] = {}  # of the last manifest and table
-        self._rounds = Rounds(Indexes(duty.store), duty.config.sweep.grace, duty.elapsed)
+        head, table = TermHead(term, SWEEP, duty.config.signer()), COMPACTION.reader(duty.natty, duty.config.name)
+        self._leading = Leading(duty.store, head, table, duty.node, duty.config.sweep.grace, duty.elapsed)
         self._logged: set[str] = set()
         self._healer = Healer(
             duty.natty,
@@ -295,21 +283,15 @@ class Sweeps:
         asked = [await read_progress(duty.natty, duty.store, one, config) for one in streams]
         progress = [one for one in asked if one]
         now = min([duty.clock(), *(one.now for one in progress)])
+        self._leading.grace = config.sweep.grace
         report = await sweep(
-            duty.store,
-            self._head,
-            COMPACTION.reader(duty.natty, config.name),
+            self._leading,
             now=now,
-            grace=config.sweep.grace,
-            node=duty.node,
             retention=retention(config) if progress else EVERYTHING,  # one clock alone expires nothing
             begins={one.stream: one.first for one in progress},
             trust=config.trust(),
             outside=is_outside_blocks(config.layout),
-            look=self._rounds.begin(),
-            indexes=self._rounds.indexes,
         )
-        self._rounds.objects = report.manifest.index.objects
         await duty.store.remove_leftovers(config.sweep.grace, now)
         captured = await self._read_streams(report, progress)
         state = self._state(report, captured, now, elapsed() - began)
@@ -318,7 +300,7 @@ class Sweeps:
 
     async def _read_streams(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
         """Return how far each stream is captured, if the server reports it. Store messages that no node has stored."""
-        manifest, table, indexes = report.manifest, report.table, self._rounds.indexes
+        manifest, table, indexes = report.manifest, report.table, self._leading.indexes
         if manifest.of_table > table.number:  # the sweep has read an older table
             return [one.state(None, None) for one in progress]
         numbers = manifest.number, table.number

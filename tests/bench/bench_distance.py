@@ -35,6 +35,7 @@ from capture.archive.manifest import Manifest
 from capture.archive.picture import Picture
 from capture.archive.recording import HISTORY, HOUR, Earlier, Recording, StreamRecord, add_hour, history_path
 from capture.archive.table import Table
+from capture.maintenance.leading import Leading
 from capture.maintenance.merge import inputs
 from capture.maintenance.merge.inputs import fetch_ahead, fetch_blocking
 from capture.maintenance.sweep import sweep
@@ -142,7 +143,7 @@ async def measure_reads(near: Callable[[str], Store], far: Callable[[str], Store
     await map_concurrently(
         range(blocks), lambda n: store_block(near_store, range(10 * n + 1, 10 * n + 11), key=""), at_once=16
     )
-    await sweep(near_store, MemoryHead(1, HeadState()), HeadState().read, now=time.time(), grace=900.0)
+    await sweep(Leading(near_store, MemoryHead(1, HeadState()), HeadState().read, grace=900.0), now=time.time())
     objects = sorted(await make_look(near_store)(), key=lambda one: one.first)
     print(f"  {blocks:,} blocks of {sum(one.bytes for one in objects) // blocks:,} bytes", flush=True)
 

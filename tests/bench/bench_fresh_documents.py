@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import sys
@@ -19,8 +20,8 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from fresh_world import GRACE, Leader, World
 
 from capture.archive import chain
-from capture.archive.index.contents import Indexes
 from capture.archive.table import Table
+from capture.maintenance.leading import FEW, Leading
 from capture.maintenance.sweep import sweep
 
 SECONDS, EVERY, MERGE_EVERY, BLOCKS = 1800, 2, 300, 2
@@ -34,14 +35,16 @@ def main() -> None:
 
 async def _measure() -> None:
     world = World(keep_for=86_400.0)
-    leader, indexes, term = Leader(world), Indexes(world.store), world.term(world.manifest)
+    leader = Leader(world)
+    leading = Leading(world.store, world.term(world.manifest), world.table.read, grace=GRACE)
     sizes: list[int] = []
     seconds: list[float] = []
     for number in range(SECONDS // EVERY):
         for place in range(BLOCKS):
             await world.block([number * BLOCKS + place + 1])
-        look = number % (MERGE_EVERY // EVERY) == 0
-        await sweep(world.store, term, world.table.read, now=world.now, grace=GRACE, indexes=indexes, look=look)
+        full = number % (MERGE_EVERY // EVERY) == 0
+        leading.objects, leading.listed = 0 if full else FEW + 1, math.inf
+        await sweep(leading, now=world.now)
         began = time.process_time()
         await leader.step()
         seconds.append(time.process_time() - began)

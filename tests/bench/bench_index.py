@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from capture.archive.index.version import Held, Total, Version
 from capture.archive.manifest import Manifest, Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
+from capture.maintenance.leading import FEW, Leading
 from capture.maintenance.sweep import sweep
 from capture.reading.shares import shares
 from capture.stores.file import FileStore
@@ -164,7 +166,9 @@ class Archive:
         head = await latest_offline(self.store, Manifest)
         pointer = MemoryHead(2, HeadState(head=head, highest_token=2))
         self.began = time.process_time()
-        report = await sweep(self.store, pointer, HeadState().read, now=NOW, look=False, indexes=self.indexes)
+        leading = Leading(self.store, pointer, HeadState().read, objects=FEW + 1, listed=math.inf)  # not a full sweep
+        leading.indexes = self.indexes
+        report = await sweep(leading, now=NOW)
         assert report.adopted == count, report
 
     async def status(self) -> None:

@@ -59,15 +59,17 @@ async def compacted(folder: str) -> None:
     """Adopt the blocks, and merge them by pyarrow."""
     from capture.maintenance.compaction import compact
     from capture.maintenance.compaction_plan import Policy
+    from capture.maintenance.leading import Leading
     from capture.maintenance.sweep import sweep
+    from capture.maintenance.table_commits import TableLeading
     from capture.stores import open_store
     from capture.testing import ArrowEngine, HeadState, MemoryHead
 
     store, manifest, table = open_store(folder), HeadState(), HeadState()
     now = time.time()
-    await sweep(store, MemoryHead(1, manifest), table.read, now=now)
+    await sweep(Leading(store, MemoryHead(1, manifest), table.read), now=now)
     policy = Policy(min_files=1, max_wait=0.0, target_bytes=1 << 24)
-    await compact(store, MemoryHead(1, table), manifest.read, ArrowEngine(), policy, now=now, grace=900.0)
+    await compact(TableLeading(store, MemoryHead(1, table), manifest.read, grace=900.0), ArrowEngine(), policy, now=now)
 
 
 async def count(way: str, folder: str) -> int:

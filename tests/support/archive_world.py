@@ -7,6 +7,7 @@ that was paused and still believes in its term. Time passes only between the ste
 import asyncio
 import contextlib
 import json
+import math
 from collections import Counter, defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ from capture.archive.table import Table
 from capture.errors import AlreadyStoredError, CaptureError, FencedError, ManifestError, NotStoredError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import FEW, Leading
 from capture.maintenance.sweep import read_entries, sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead
 
@@ -204,17 +207,18 @@ class World:
         await self._rounds(term, lambda: self._sweep(term))
 
     async def _sweep(self, term):
-        told = {"now": self.now, "grace": GRACE, "retention": self.retention, "look": not self.chance(3)}
-        await sweep(self.store, term, self.table.read, **told)
+        leading = Leading(self.store, term, self.table.read, grace=GRACE, elapsed=lambda: self.now, listed=math.inf)
+        leading.objects = FEW + 1 if self.chance(3) else 0  # the former: not a full sweep
+        await sweep(leading, now=self.now, retention=self.retention)
 
     async def _compacts(self, token):
         term = Believing(self, token, self.table)
         await self._rounds(term, lambda: self._compact(term))
 
     async def _compact(self, term):
-        engine, told = SetEngine(self.store), {"now": self.now, "grace": GRACE, "retention": self.retention}
-        told["check"] = read_back
-        await compact(self.store, term, self.manifest.read, engine, POLICY, **told)
+        leading = TableLeading(self.store, term, self.manifest.read, grace=GRACE, elapsed=lambda: self.now)
+        told = {"now": self.now, "retention": self.retention, "check": read_back}
+        await compact(leading, SetEngine(self.store), POLICY, **told)
 
     async def _rounds(self, term, work):
         while True:

@@ -22,7 +22,7 @@ from capture.archive.table import Table, list_open_streams
 from capture.errors import NotStoredError
 from capture.maintenance.compaction import compact
 from capture.maintenance.fresh import FreshTable
-from capture.maintenance.table_commits import Leading, Turns
+from capture.maintenance.table_commits import TableLeading
 
 STREAM = "S"
 
@@ -98,19 +98,17 @@ class Leader:
     """A compactor's term: its merges and fresh commits take turns."""
 
     def __init__(self, world, term):
-        self._world, self._term, self._turns = world, term, Turns()
-        self._indexes, self._exposure = Indexes(world.store), SetExposure(world)
-        self._fresh = FreshTable(self._turns, world.manifest.read, POLICY)
+        self._world, self._fresh = world, FreshTable(POLICY)
+        self._leading = TableLeading(world.store, term, world.manifest.read, "node", GRACE, lambda: world.now)
+        self._leading.exposure = SetExposure(world)
 
     async def show(self):
-        world = self._world
-        leading = Leading(world.store, self._indexes, self._term, self._exposure, "node", GRACE)
-        await self._fresh.step(leading, world.now)
+        await self._fresh.step(self._leading, self._world.now)
 
     async def compact(self):
-        world, more = self._world, {"grace": GRACE, "check": read_back, "exposure": self._exposure}
-        more |= {"turns": self._turns, "indexes": self._indexes, "retention": world.retention, "now": world.now}
-        await compact(world.store, self._term, world.manifest.read, SetEngine(world.store), POLICY, **more)
+        world = self._world
+        more = {"check": read_back, "retention": world.retention, "now": world.now}
+        await compact(self._leading, SetEngine(world.store), POLICY, **more)
 
 
 class FreshWorld(World):

@@ -23,7 +23,9 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open_store
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from natty.streams.listing import Listing
@@ -92,13 +94,13 @@ class Archived:
     async def sweep(self):
         self.now += 10.0
         table = self.heads[Table].read
-        return await sweep(self.store, self.pointer(Manifest), table, now=self.now, grace=GRACE)
+        return await sweep(Leading(self.store, self.pointer(Manifest), table, grace=GRACE), now=self.now)
 
     async def compact(self):
         policy = Policy(min_files=1, max_wait=0.0)
         pointer, manifest = self.pointer(Table), self.heads[Manifest].read
-        told = {"now": self.now, "grace": GRACE, "exposure": Exposer(self.store)}
-        return await compact(self.store, pointer, manifest, ArrowEngine(), policy, **told)
+        leading = TableLeading(self.store, pointer, manifest, grace=GRACE, exposure=Exposer(self.store))
+        return await compact(leading, ArrowEngine(), policy, now=self.now)
 
     async def record(self, state=None, deleted=(), config=None, consumers=()):
         """Record what a server would report at `self.now`."""

@@ -18,7 +18,9 @@ from capture.ingest.durable import prepare
 from capture.ingest.pipeline import group
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.partitioners import partitioner
 from capture.testing import ArrowEngine
 from natty import Batch
@@ -66,13 +68,10 @@ async def compact_once(natty, config, store, engine=None):
     """Compact the archive as the elected leader; without Spark, unless that is the engine."""
 
     async def work(term):
-        told = {
-            "now": time.time(),
-            "grace": config.sweep.grace,
-            "exposure": Exposer(store, config.table, node=term.node),
-        }
         reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
-        return await compact(store, TermHead(term, COMPACTION), reader, engine or ArrowEngine(), policy, **told)
+        leading = TableLeading(store, TermHead(term, COMPACTION), reader, grace=config.sweep.grace)
+        leading.exposure = Exposer(store, config.table, node=term.node)
+        return await compact(leading, engine or ArrowEngine(), policy, now=time.time())
 
     await vacated_archive(natty, config.name)
     return await natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
@@ -83,7 +82,8 @@ async def sweep_once(natty, config, store):
 
     async def work(term):
         told = {"now": time.time(), "grace": config.sweep.grace}
-        report = await sweep(store, TermHead(term, SWEEP), COMPACTION.reader(natty, config.name), **told)
+        table = COMPACTION.reader(natty, config.name)
+        report = await sweep(Leading(store, TermHead(term, SWEEP), table, grace=told["grace"]), now=told["now"])
         await record(store, TermHead(term, RECORDING), natty, archive=config.name, **told)
         return report
 

@@ -10,6 +10,7 @@ import capture
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 
@@ -24,7 +25,7 @@ async def compacting(natty, config, done):
         head, engine, policy = TermHead(term, COMPACTION), ArrowEngine(), Policy(min_files=2, max_wait=0.5)
         while True:
             with contextlib.suppress(capture.CaptureError):  # the sweep has not made a manifest yet
-                report = await compact(store, head, reader, engine, policy, now=time.time(), grace=GRACE)
+                report = await compact(TableLeading(store, head, reader, grace=GRACE), engine, policy, now=time.time())
                 done.append(report.inputs)
             await asyncio.sleep(0.2)
 

@@ -17,8 +17,9 @@ from capture.iceberg import Exposer
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.fresh import FreshTable
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
-from capture.maintenance.table_commits import Leading, Turns
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open as opened
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
@@ -32,20 +33,16 @@ class Leader:
 
     def __init__(self, world):
         self.world, self.head = world, world.term(world.table)
-        self.turns, self.indexes = Turns(), Indexes(world.store)
         self.exposer = Exposer(world.store, world.rule, node="node")
-        self.fresh = FreshTable(self.turns, world.manifest.read, ALL)
+        self.leading = TableLeading(world.store, self.head, world.manifest.read, "node", GRACE, lambda: world.now)
+        self.leading.exposure = self.exposer
+        self.fresh = FreshTable(ALL)
 
     async def step(self):
-        leading = Leading(self.world.store, self.indexes, self.head, self.exposer, "node", GRACE)
-        return await self.fresh.step(leading, self.world.now)
+        return await self.fresh.step(self.leading, self.world.now)
 
     async def compact(self, engine=None, policy=ALL, **more):
-        told = {"now": self.world.now, "grace": GRACE, "exposure": self.exposer, "turns": self.turns} | more
-        engine = engine or ArrowEngine()
-        return await compact(
-            self.world.store, self.head, self.world.manifest.read, engine, policy, indexes=self.indexes, **told
-        )
+        return await compact(self.leading, engine or ArrowEngine(), policy, **{"now": self.world.now} | more)
 
 
 class World:
@@ -68,8 +65,8 @@ class World:
         self.stored |= set(sequences)
 
     async def sweep(self, **more):
-        told = {"now": self.now, "grace": GRACE} | more
-        return await sweep(self.store, self.term(self.manifest), self.table.read, **told)
+        leading = Leading(self.store, self.term(self.manifest), self.table.read, "", GRACE, lambda: self.now)
+        return await sweep(leading, **{"now": self.now} | more)
 
     async def committed(self):
         return await read_whole(self.store, self.table.head, Table)

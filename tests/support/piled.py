@@ -35,6 +35,7 @@ async def pile(folder, blocks, payload, **options):
     from capture.ingest.block import SealedBlock
     from capture.ingest.commit import Committer
     from capture.ingest.record import Records
+    from capture.maintenance.leading import Leading
     from capture.maintenance.sweep import sweep
     from capture.stores import open_store
     from capture.testing import HeadState, MemoryHead
@@ -63,7 +64,7 @@ async def pile(folder, blocks, payload, **options):
             await at_once.acquire()
             task = tasks.create_task(committer.commit(SealedBlock(STREAM, f"k{key}", NOW, records, "messages")))
             task.add_done_callback(lambda _: at_once.release())
-    await sweep(store, MemoryHead(1, manifest), table.read, now=float(NOW), grace=900.0)
+    await sweep(Leading(store, MemoryHead(1, manifest), table.read, grace=900.0), now=float(NOW))
     state = {"messages": last, "bytes": size + 40 * last, "first_seq": 1, "last_seq": last}
     seen = Configuration(since=float(NOW), first_seq=1, last_seq=last, config=CONFIG)
     record = StreamRecord(created=CREATED, state=state, configurations=[seen])

@@ -6,6 +6,7 @@ from indexed import read_whole
 
 from capture.archive.manifest import Manifest, Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep as sweep_with
 from capture.stores import ObjectInfo
 from capture.testing import HeadState
@@ -39,8 +40,10 @@ def listing(*blocks, at=YOUNG, entries=()):
 
 
 async def sweep(store, pointer, *, table=None, **options):
-    """Sweep beside this table, or without one."""
-    return await sweep_with(store, pointer, (table or HeadState()).read, **options)
+    """Sweep beside this table, or without one; no time passes meanwhile."""
+    told = {name: options.pop(name) for name in ("grace", "node", "elapsed") if name in options}
+    leading = Leading(store, pointer, (table or HeadState()).read, **{"elapsed": lambda: 0.0} | told)
+    return await sweep_with(leading, **options)
 
 
 async def write(store, *blocks, entries=True):

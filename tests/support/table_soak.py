@@ -26,7 +26,9 @@ from capture.errors import CompactionError, StoreError
 from capture.iceberg import Exposer
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open as opened
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
@@ -105,9 +107,9 @@ class Soak:
         self.now += EVERY
         await self.write()
         manifest = self.term(self.manifest)
-        told = {"now": self.now, "grace": self.rules.grace, "retention": self.retention}
+        told = {"now": self.now, "retention": self.retention}
         begins = {STREAM: max(1, self.sequence - self.rules.stream_keeps)}
-        await sweep(self.store, manifest, self.table.read, begins=begins, **told)
+        await sweep(Leading(self.store, manifest, self.table.read, grace=self.rules.grace), begins=begins, **told)
         began = time.perf_counter()
         if crash:
             self.crashes += 1
@@ -121,7 +123,8 @@ class Soak:
     async def compact(self, told):
         exposure = Exposer(self.store, Expiry(keep_for=self.rules.kept_for), node="soak")
         head, read = self.term(self.table), self.manifest.read
-        await compact(self.store, head, read, ArrowEngine(), POLICY, exposure=exposure, **told)
+        leading = TableLeading(self.store, head, read, grace=self.rules.grace, exposure=exposure)
+        await compact(leading, ArrowEngine(), POLICY, **told)
 
     async def committed(self):
         return await read_whole(self.store, self.table.head, Table)

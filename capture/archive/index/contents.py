@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from capture.archive import chain
-from capture.archive.chain import Head, HeadPointer
+from capture.archive.chain import Head, HeadPointer, Retired
 from capture.archive.index.tree import ALL, Index, Where
 from capture.archive.index.update import Update, update
 from capture.archive.index.version import Version
@@ -118,8 +118,9 @@ async def commit(
 ) -> tuple[Head, Kind]:
     """Commit `after` as the successor of `before`, which the head names. Return the new head, and `after` as committed.
 
-    Both have the objects in their lists that the program has loaded: what differs is changed in the index. Pages that
-    were replaced more than `grace` seconds before `now` are deleted. `beside` are the changes of its other indexes in
+    Both have the objects in their lists that the program has loaded: what differs is changed in the index. `now` is the
+    time of the commit (Unix seconds): pages that it replaces, and objects that it retires, count from then on. Pages
+    that were replaced more than `grace` seconds before are deleted. `beside` are the changes of its other indexes in
     the same folder, made for the same commit; `after` has their versions. FencedError if the term is over;
     ManifestError; StoreError.
     """
@@ -133,7 +134,11 @@ async def commit(
     kept = [one for one in before.outdated if one.since >= now - grace]
     names = sorted({name for one in (made, *beside) for name in one.replaced})
     replaced = [Outdated(now, names)] if names else []
-    document = msgspec.structs.replace(after.with_listed([]), index=made.version, outdated=[*kept, *replaced])
+    known = {one.path for one in before.retired}
+    retired = [one if one.path in known else Retired(one.path, now) for one in after.retired]
+    document = msgspec.structs.replace(
+        after.with_listed([]), index=made.version, outdated=[*kept, *replaced], retired=retired
+    )
     written = {name: data for one in (made, *beside) for name, data in one.pages.items()}
     pages = {index.path(name): data for name, data in written.items()}
     committed = chain.seal(document, pointer.token, head)

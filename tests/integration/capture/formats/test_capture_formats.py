@@ -14,7 +14,7 @@ from patient import NEVER, PATIENCE
 from secret import write_secret
 
 from capture.archive.encryption import Keys
-from capture.archive.heads import COMPACTION, TermHead
+from capture.archive.heads import COMPACTION
 from capture.archive.manifest import BLOCKS, ENTRIES, TABLE, decode_entry
 from capture.config.load import load
 from capture.config.settings import Compacting
@@ -158,7 +158,7 @@ async def compacted(fleet, config):
 
     async def work(term):
         duty = Duty(fleet.natty, open_store(config.store), wanted, term.node)
-        return await duty.compact_once(TermHead(term, COMPACTION), ArrowEngine(config.keys()))
+        return await duty.compact_once(duty.lead_compaction(term), ArrowEngine(config.keys()))
 
     await vacated_archive(fleet.natty, config.name)
     return await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)

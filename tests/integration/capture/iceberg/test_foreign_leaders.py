@@ -14,7 +14,7 @@ from exposing import sequences_of
 from patient import PATIENCE, until
 from pyiceberg.catalog.sql import SqlCatalog
 
-from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.archive.heads import COMPACTION, SWEEP
 from capture.config.load import load
 from capture.ingest.board import Board, NodeState
 from capture.node.leader_tasks import Duty, Sweeps
@@ -55,7 +55,7 @@ class Lake:
         async def work(term):
             duty = Duty(self.fleet.natty, self.store, self.config, "node-1")
             async with duty.keep_catalog():
-                await duty.compact_once(TermHead(term, COMPACTION), ArrowEngine())
+                await duty.compact_once(duty.lead_compaction(term), ArrowEngine())
                 await duty.catalog.set_all()
                 state = NodeState(
                     node="node-1", version="1", since=1.0, every=3600.0, catalogs=duty.catalogs,

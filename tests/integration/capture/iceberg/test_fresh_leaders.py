@@ -12,13 +12,10 @@ from indexed import read_whole
 from patient import PATIENCE
 from pyiceberg.exceptions import NoSuchTableError
 
-from capture.archive.heads import COMPACTION, SWEEP, TermHead
-from capture.archive.index.contents import Indexes
+from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.manifest import Manifest
 from capture.archive.table import Table
 from capture.config.load import load
-from capture.maintenance.schedule import Rounds
-from capture.maintenance.table_commits import Turns
 from capture.node.leader_tasks import Duty, Sweeps
 from capture.stores import open_store
 from capture.testing import ArrowEngine
@@ -53,8 +50,8 @@ async def test_what_is_swept_is_seen_by_engines_within_seconds_and_stays_when_it
         await fleet.natty.election(SWEEP.election(config.name), lease=PATIENCE).run(work)
 
     async def leads(term):
-        head, turns, rounds = TermHead(term, COMPACTION), Turns(), Rounds(Indexes(store), config.sweep.grace)
-        async with duty._keep_fresh(head, turns, rounds.indexes).scope():
+        leading = duty.lead_compaction(term)
+        async with duty._keep_fresh(leading).scope():
             await more(b"1", b"2")
             await shown(store, fleet.stream, [1, 2])
             await more(b"3")
@@ -68,7 +65,7 @@ async def test_what_is_swept_is_seen_by_engines_within_seconds_and_stays_when_it
             assert sorted(rows["sequence"]) == [1, 2, 3]
             filtered = engine.scan(row_filter=f"key = '{key}' and sequence >= 2", selected_fields=("key", "sequence"))
             assert sorted(filtered.to_arrow()["sequence"].to_pylist()) == [2, 3]
-            await duty.compact_once(head, ArrowEngine(), rounds=rounds, turns=turns)
+            await duty.compact_once(leading, ArrowEngine())
             await shown(store, fleet.stream, [1, 2, 3])
             table = await read_whole(store, await COMPACTION.reader(fleet.natty, config.name)(), Table)
             assert len(table.files) == 1

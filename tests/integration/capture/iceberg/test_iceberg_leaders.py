@@ -15,7 +15,7 @@ from exposing import sequences_of, static_table
 from indexed import read_whole
 from patient import PATIENCE
 
-from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.table import Table
 from capture.config.load import load
@@ -40,6 +40,7 @@ from capture.errors import FencedError
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.iceberg import Exposer
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 from natty import Natty
@@ -57,10 +58,10 @@ async def main():
     async with Natty(**config.nats) as natty:
         term = await elected_and_asleep(natty.election(COMPACTION.election(config.name), lease=30.0, node_name="old"))
         store.put = put_and_stand_still
-        told = {"now": time.time(), "grace": 900.0, "exposure": Exposer(store, node="old")}
         reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
         try:
-            await compact(store, TermHead(term, COMPACTION), reader, ArrowEngine(), policy, **told)
+            leading = TableLeading(store, TermHead(term, COMPACTION), reader, exposure=Exposer(store, node="old"))
+            await compact(leading, ArrowEngine(), policy, now=time.time())
         except FencedError as error:
             print("fenced:", error, flush=True)
 
@@ -174,7 +175,7 @@ async def compacted_by(node, fleet, config):
 
     async def work(term):
         duty = Duty(fleet.natty, open_store(config.store), config, node)
-        return await duty.compact_once(TermHead(term, COMPACTION), ArrowEngine())
+        return await duty.compact_once(duty.lead_compaction(term), ArrowEngine())
 
     await vacated_archive(fleet.natty, config.name)
     await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)

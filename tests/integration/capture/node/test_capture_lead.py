@@ -19,6 +19,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
 from capture.ingest.source import stream_info
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
 from capture.node.leader_tasks import Duty
 from capture.stores import FileStore
@@ -133,12 +134,13 @@ async def elections_of(natty, archive):
     return [name for name in await elections(natty.jetstream, BUCKET) if archive in name]
 
 
-def swept(natty, archive, store, **options):
+def swept(natty, archive, store, *, now=0.0, grace=900.0):
     """Return the work of a leader that sweeps once."""
 
     async def work(term):
         head = TermHead(term, SWEEP)
-        return await sweep(store, head, COMPACTION.reader(natty, archive), **({"now": 0.0} | options))
+        leading = Leading(store, head, COMPACTION.reader(natty, archive), grace=grace)
+        return await sweep(leading, now=now)
 
     return work
 
@@ -257,7 +259,7 @@ async def test_a_compaction_that_failed_says_when_it_runs_again_and_is_logged_on
     duty = Duty(natty, store, config, "node")
 
     async def damage(term):
-        await sweep(store, TermHead(term, SWEEP), COMPACTION.reader(natty, archive), now=0.0, grace=900.0)
+        await sweep(Leading(store, TermHead(term, SWEEP), COMPACTION.reader(natty, archive), grace=900.0), now=0.0)
         head = await SWEEP.reader(natty, archive)()
         await store.put(head.path, b"{", if_absent=False)
 

@@ -17,7 +17,9 @@ from capture.ingest.pipeline import InFlight, capture
 from capture.ingest.source import Source
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.partitioners import partitioner
 from capture.stores import MemoryStore, open_store
 from capture.testing import ArrowEngine, HeadState, MemoryHead
@@ -80,8 +82,8 @@ async def table_of(store):
     """Sweep and compact the archive as its only leader, and return (sequence, payload) of every row of the table."""
     manifest, table = HeadState(), HeadState()
     policy = Policy(min_files=1, max_wait=0.0, max_groups=10_000)
-    await sweep(store, MemoryHead(1, manifest), table.read, now=0.0)
-    await compact(store, MemoryHead(1, table), manifest.read, ArrowEngine(), policy, now=0.0, grace=1e9)
+    await sweep(Leading(store, MemoryHead(1, manifest), table.read), now=0.0)
+    await compact(TableLeading(store, MemoryHead(1, table), manifest.read, grace=1e9), ArrowEngine(), policy, now=0.0)
     picture = await read_picture(store, manifest.read, table.read)
     assert not picture.blocks
     files = [parquet.ParquetWriter().read(await store.get(one.path)) for one in picture.files]

@@ -34,6 +34,7 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.table_commits import TableLeading
 from capture.node.leader_tasks import Duty, Sweeps
 from capture.stores import open_store
 from capture.testing import ArrowEngine
@@ -299,13 +300,14 @@ async def test_retention_by_age_and_size_removes_blocks_and_files_and_is_publish
 
     async def work(term):
         head, manifest = TermHead(term, COMPACTION), SWEEP.reader(natty, archive.config.name)
-        told = {"now": await archive.server_time(), "grace": 900.0, "node": "node-1"}
-        await compact(archive.store, head, manifest, ArrowEngine(), Policy(min_files=1, max_wait=0.0), **told)
+        leading, policy = TableLeading(archive.store, head, manifest, "node-1"), Policy(min_files=1, max_wait=0.0)
+        await compact(leading, ArrowEngine(), policy, now=await archive.server_time())
         by_age = msgspec.structs.replace(archive.config, retention=[Rule(older_than=DAY / 2)])
         ahead = Duty(natty, archive.store, by_age, "", clock=lambda: time.time() + DAY)
-        assert (await ahead.compact_once(head, ArrowEngine())).expired == 0, "by its own clock alone"
+        report = await ahead.compact_once(ahead.lead_compaction(term), ArrowEngine())
+        assert report.expired == 0, "by its own clock alone"
         duty = Duty(natty, archive.store, msgspec.structs.replace(archive.config, retention=[Rule(keep_bytes=1)]), "")
-        return await duty.compact_once(head, ArrowEngine())
+        return await duty.compact_once(duty.lead_compaction(term), ArrowEngine())
 
     assert (await archive.lead(work, COMPACTION)).expired == 1
     state = await archive.swept()

@@ -9,6 +9,7 @@ from stores_faults import FaultyHTTP, Say
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.errors import StoreError, StoreUnreadableError
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
 from capture.stores import check_store, open_store
 from capture.stores.deletion import delete_all
@@ -99,9 +100,9 @@ async def test_a_sweep_adopts_what_an_object_store_holds_and_removes_what_nobody
     await store.put(entry_path(entry.path), encode(entry))
     await store.put(stored_block(8).path, b"its writer died")
     now = max(one.modified for one in await store.list())
-    report = await sweep(store, head, table.read, now=now + 10, grace=100.0)
+    report = await sweep(Leading(store, head, table.read, grace=100.0), now=now + 10)
     assert (report.adopted, report.messages, report.removed_objects) == (1, 1, 0)
-    report = await sweep(store, head, table.read, now=now + 200, grace=100.0)
+    report = await sweep(Leading(store, head, table.read, grace=100.0), now=now + 200)
     assert (report.adopted, report.removed_objects) == (0, 1)
     assert [one.path for one in await store.list("blocks/")] == [entry.path]
     assert await store.list("_entries/") == []

@@ -13,6 +13,7 @@ from capture.config.load import load
 from capture.errors import CaptureError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
 from capture.verification.check import check
@@ -270,8 +271,8 @@ async def test_while_a_node_captures_and_sweeps_and_another_compacts_nothing_is_
         head, reader = TermHead(term, COMPACTION), SWEEP.reader(fleet.natty, loaded.name)
         while True:
             with contextlib.suppress(CaptureError):  # no manifest yet
-                told = {"now": time.time(), "grace": loaded.sweep.grace}
-                done = await compact(store, head, reader, ArrowEngine(), policy, **told)
+                leading = TableLeading(store, head, reader, grace=loaded.sweep.grace)
+                done = await compact(leading, ArrowEngine(), policy, now=time.time())
                 compactions.append(done.outputs)
             await asyncio.sleep(0.1)
 

@@ -13,7 +13,9 @@ from capture.archive.table import Table, first_table
 from capture.errors import FencedError, ManifestError, NotSweptError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead
 
@@ -39,12 +41,13 @@ class Archive:
         return record
 
     async def sweep(self):
-        return await sweep(self.store, self.sweeper, self.table.read, now=self.now, grace=GRACE)
+        leading = Leading(self.store, self.sweeper, self.table.read, "", GRACE, lambda: self.now)
+        return await sweep(leading, now=self.now)
 
     async def compact(self):
         policy, engine = Policy(min_files=1), SetEngine(self.store)
-        told = {"now": self.now, "grace": GRACE, "check": read_back}
-        return await compact(self.store, self.compactor, self.manifest.read, engine, policy, **told)
+        leading = TableLeading(self.store, self.compactor, self.manifest.read, "", GRACE, lambda: self.now)
+        return await compact(leading, engine, policy, now=self.now, check=read_back)
 
     async def all_of_it(self):
         """Compact, let go, delete, forget: as much as leaders can do, in as long as it takes them."""

@@ -14,7 +14,9 @@ from capture.archive.table import Table
 from capture.errors import ManifestError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import plan_sweep, preview, sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import MemoryStore, ObjectInfo
 from capture.testing import HeadState, MemoryHead
 
@@ -123,13 +125,14 @@ class Archive:
         return record
 
     async def sweep(self, token=1):
-        told = {"now": self.now, "grace": GRACE, "retention": self.retention}
-        return await sweep(self.store, MemoryHead(token, self.manifest), self.table.read, **told)
+        leading = Leading(self.store, MemoryHead(token, self.manifest), self.table.read, "", GRACE, lambda: self.now)
+        return await sweep(leading, now=self.now, retention=self.retention)
 
     async def compact(self, engine=None):
-        told = {"now": self.now, "grace": GRACE, "retention": self.retention, "check": read_back}
+        told = {"now": self.now, "retention": self.retention, "check": read_back}
         head, engine = MemoryHead(1, self.table), engine or SetEngine(self.store)
-        return await compact(self.store, head, self.manifest.read, engine, Policy(min_files=1), **told)
+        leading = TableLeading(self.store, head, self.manifest.read, "", GRACE, lambda: self.now)
+        return await compact(leading, engine, Policy(min_files=1), **told)
 
     async def picture(self):
         return await read_picture(self.store, self.manifest.read, self.table.read)

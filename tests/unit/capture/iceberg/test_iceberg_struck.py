@@ -19,7 +19,9 @@ from capture.errors import CompactionError, FencedError, StoreError
 from capture.iceberg import Exposer
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open as opened
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
@@ -46,13 +48,13 @@ class World:
     async def blocks(self, *blocks):
         for sequences in blocks:
             await store_block(self.store, sequences)
-        await sweep(self.store, self.term(self.manifest), self.table.read, now=self.now, grace=GRACE)
+        await sweep(Leading(self.store, self.term(self.manifest), self.table.read, grace=GRACE), now=self.now)
 
     async def compact(self, term=None, *, policy=ALL, exposer=None):
         exposure = exposer or Exposer(self.store, self.rule, node="node")
         head = term or self.term(self.table)
-        told = {"now": self.now, "grace": GRACE, "exposure": exposure}
-        return await compact(self.store, head, self.manifest.read, ArrowEngine(), policy, **told)
+        leading = TableLeading(self.store, head, self.manifest.read, grace=GRACE, exposure=exposure)
+        return await compact(leading, ArrowEngine(), policy, now=self.now)
 
     async def committed(self):
         return await read_whole(self.store, self.table.head, Table)
@@ -70,7 +72,7 @@ class World:
         """Let new leaders do what is left, undisturbed; return what readers see, and every object but documents."""
         self.store.left = -1
         for _ in range(4):
-            await sweep(self.store, self.term(self.manifest), self.table.read, now=self.now, grace=GRACE)
+            await sweep(Leading(self.store, self.term(self.manifest), self.table.read, grace=GRACE), now=self.now)
             await self.compact()
             self.now += GRACE * 2
         table = await self.committed()
@@ -193,7 +195,10 @@ async def test_an_archive_of_an_earlier_version_becomes_an_iceberg_table_by_the_
     world = World()
     await world.blocks([1, 2], [3])
     await compact(
-        world.store, world.term(world.table), world.manifest.read, ArrowEngine(), ALL, now=world.now, grace=GRACE
+        TableLeading(world.store, world.term(world.table), world.manifest.read, grace=GRACE),
+        ArrowEngine(),
+        ALL,
+        now=world.now,
     )
     table = msgspec.to_builtins(await world.committed())
     for field in ("iceberg", "columns", "index", "outdated"):

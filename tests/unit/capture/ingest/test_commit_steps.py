@@ -16,6 +16,7 @@ from capture.errors import StoreError
 from capture.formats import writer
 from capture.formats.choose import read_object
 from capture.ingest.commit import CommitOptions, Committer
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import read_entries, sweep
 from capture.stores import FileStore
 from capture.testing import HeadState, MemoryHead
@@ -98,7 +99,7 @@ async def live(root, server, steps):
         with contextlib.suppress(OSError):  # an ack that could not be sent; in a node the source catches it
             await committer.commit(one)
         with contextlib.suppress(StoreError):  # the next one does what this one could not
-            await sweep(store, head, server.table.read, now=0.0)
+            await sweep(Leading(store, head, server.table.read), now=0.0)
 
 
 async def seen(root, server):
@@ -172,7 +173,8 @@ class Standing(FileStore):
     async def sweep(self):
         self.server.token += 1
         head = MemoryHead(self.server.token, self.server.manifest)
-        return await sweep(FileStore(self.root), head, self.server.table.read, now=self.now, grace=GRACE)
+        leading = Leading(FileStore(self.root), head, self.server.table.read, grace=GRACE)
+        return await sweep(leading, now=self.now)
 
 
 async def test_a_writer_that_stood_still_leaves_no_entry_of_a_block_that_was_removed_meanwhile(tmp_path):

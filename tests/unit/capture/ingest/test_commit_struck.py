@@ -24,7 +24,9 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.pipeline import InFlight, capture
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.partitioners import partitioner
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead
@@ -174,18 +176,18 @@ async def live(server: Server, root: Path, fault: Fault) -> None:
 async def swept(root: Path, manifest: HeadState, token: int) -> None:
     """Sweep so late that every leftover is removed."""
     late = time.time() + 2 * GRACE
-    await sweep(FileStore(root), MemoryHead(token, manifest), HeadState().read, now=late, grace=GRACE)
+    await sweep(Leading(FileStore(root), MemoryHead(token, manifest), HeadState().read, grace=GRACE), now=late)
 
 
 async def assert_each_is_there_once(root: Path, manifest: HeadState) -> None:
     store, table = FileStore(root), HeadState()
-    await sweep(store, MemoryHead(9, manifest), table.read, now=time.time(), grace=GRACE)
+    await sweep(Leading(store, MemoryHead(9, manifest), table.read, grace=GRACE), now=time.time())
     held = (await read_archive(store, await read_picture(store, manifest.read, table.read), deep=True)).get(
         "ORDERS", Holdings()
     )
     assert (list(held.stored), held.problems) == (list(MESSAGES), ())
     policy = Policy(min_files=1, max_wait=0.0, max_groups=100)
-    await compact(store, MemoryHead(1, table), manifest.read, ArrowEngine(), policy, now=0.0, grace=1e9)
+    await compact(TableLeading(store, MemoryHead(1, table), manifest.read, grace=1e9), ArrowEngine(), policy, now=0.0)
     picture = await read_picture(store, manifest.read, table.read)
     assert not picture.blocks
     files = [parquet.ParquetWriter().read(await store.get(one.path)) for one in picture.files]

@@ -31,7 +31,9 @@ from capture.ingest.layout import LONGEST_FOLDER, dated, guard, is_outside_block
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores.contract import check_path
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead
@@ -231,21 +233,21 @@ async def test_an_archive_of_any_layout_is_swept_compacted_and_verified(spec: st
     for one in (block("eu", 1, 4), block("..", 2, 5), block("eu", 3), block("/region=us/level=3", 6), block("eu", 1)):
         await made.commit(one)
     manifest, table = HeadState(), HeadState()
-    report = await sweep(store, MemoryHead(1, manifest), table.read, now=0.0)
+    report = await sweep(Leading(store, MemoryHead(1, manifest), table.read), now=0.0)
     assert (report.adopted, report.messages, report.dangling, report.unreadable) == (5, 7, [], [])
     picture = await read_picture(store, manifest.read, table.read)
     holdings = (await read_archive(store, picture, deep=True))["ORDERS"]
     assert (list(holdings.stored), holdings.problems) == ([1, 2, 3, 4, 5, 6], ())
     policy = Policy(min_files=1, max_wait=0.0)
-    await compact(store, MemoryHead(1, table), manifest.read, ArrowEngine(), policy, now=0.0, grace=1e9)
+    await compact(TableLeading(store, MemoryHead(1, table), manifest.read, grace=1e9), ArrowEngine(), policy, now=0.0)
     picture = await read_picture(store, manifest.read, table.read)
     assert not picture.blocks
     assert {one.key: one.count for one in picture.files} == {"eu": 3, "..": 2, "/region=us/level=3": 1}
     rows = [row for one in picture.files for row in parquet.ParquetWriter().read(await store.get(one.path)).to_pylist()]
     assert {row["sequence"]: row["payload"] for row in rows} == {n: b"payload %d" % n for n in range(1, 7)}
     assert sha256(await store.get(picture.files[0].path)).hexdigest() == picture.files[0].sha256
-    await sweep(store, MemoryHead(1, manifest), table.read, now=10.0)
-    await sweep(store, MemoryHead(1, manifest), table.read, now=1e10)
+    await sweep(Leading(store, MemoryHead(1, manifest), table.read), now=10.0)
+    await sweep(Leading(store, MemoryHead(1, manifest), table.read), now=1e10)
     assert await store.list(BLOCKS) == await store.list(ENTRIES) == []
     assert {one.path.partition("/")[0] for one in await store.list()} == {"_manifest", "_table", "table"}
 
@@ -266,10 +268,12 @@ async def test_leftovers_outside_of_blocks_are_found_and_nothing_else_is_touched
     ]  # fmt: skip
     for path in foreign:
         await store.put(path, b"of somebody else")
-    report = await sweep(store, MemoryHead(1, manifest), HeadState().read, now=0.0, outside=True)
+    report = await sweep(Leading(store, MemoryHead(1, manifest), HeadState().read), now=0.0, outside=True)
     assert report.adopted == 1
     assert left.path in {one.path for one in await store.list()}, "it may still be written"
-    await sweep(store, MemoryHead(1, manifest), HeadState().read, now=1e10)  # this leader's layout is another one
+    await sweep(
+        Leading(store, MemoryHead(1, manifest), HeadState().read), now=1e10
+    )  # this leader's layout is another one
     assert {one.path for one in await store.list() if not one.path.startswith("_manifest")} == {kept.path, *foreign}
 
 
@@ -278,7 +282,7 @@ async def test_a_block_outside_of_blocks_is_adopted_by_a_leader_of_another_layou
     await Committer(store, writer("parquet"), Ignored(), CommitOptions(), layout=layout("/dated")).commit(
         block("eu", 1)
     )
-    report = await sweep(store, MemoryHead(1, manifest), HeadState().read, now=1e10)
+    report = await sweep(Leading(store, MemoryHead(1, manifest), HeadState().read), now=1e10)
     assert (report.adopted, report.dangling) == (1, [])
     holdings = await read_archive(store, await read_picture(store, manifest.read, HeadState().read), deep=True)
     assert (list(holdings["ORDERS"].stored), holdings["ORDERS"].problems) == ([1], ())

@@ -15,9 +15,11 @@ from capture.archive.table import Table
 from capture.errors import CompactionError, FencedError, ManifestError, NotSweptError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.merge.schema_evolution import read_columns
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import open_store
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
@@ -66,13 +68,13 @@ class Archive:
         return MemoryHead(self.tokens, state)
 
     async def sweep(self, now=NOW, grace=GRACE):
-        return await sweep(self.store, self.term(self.manifest), self.table.read, now=now, grace=grace)
+        return await sweep(Leading(self.store, self.term(self.manifest), self.table.read, grace=grace), now=now)
 
     async def compact(self, engine=None, *, term=None, policy=ALL, now=NOW, grace=GRACE, schedule=AT_ONCE):
         term = term or self.term(self.table)
         engine = engine or ArrowEngine()
-        told = {"now": now, "grace": grace, "node": "leader-1", "schedule": schedule}
-        return await compact(self.store, term, self.manifest.read, engine, policy, **told)
+        leading = TableLeading(self.store, term, self.manifest.read, "leader-1", grace)
+        return await compact(leading, engine, policy, now=now, schedule=schedule)
 
     async def picture(self):
         return await read_picture(self.store, self.manifest.read, self.table.read)

@@ -28,7 +28,7 @@ async def test_a_slot_takes_as_many_runs_as_it_needs_and_then_the_leader_waits(m
     reports = [CompactReport(head=None, groups=groups) for groups in (1000, 3, 0, 9)]
     asked = []
 
-    async def run(duty, head, engine, slots, rounds, turns):
+    async def run(duty, leading, engine, slots):
         asked.append(slots)
         return reports[len(asked) - 1]
 
@@ -56,7 +56,7 @@ async def test_a_slot_takes_as_many_runs_as_it_needs_and_then_the_leader_waits(m
     ids=["a run", "all", "all that can be"],
 )
 async def test_by_hand_a_run_is_made_or_as_many_as_all_blocks_need(monkeypatch, all_blocks, reports, wanted):
-    async def run(duty, head, engine):
+    async def run(duty, leading, engine):
         match reports.pop(0):
             case Exception() as error:
                 raise error

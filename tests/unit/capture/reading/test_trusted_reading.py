@@ -36,6 +36,7 @@ from capture.errors import (
 )
 from capture.formats import writer
 from capture.maintenance.compaction_plan import Policy, plan
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
 from capture.node.node import Node
 from capture.reading.duck import query
@@ -343,7 +344,7 @@ async def test_a_leader_does_not_adopt_nor_merge_what_must_be_encrypted_and_is_n
     archived = await sealed_archive(tmp_path / "lake")
     forged = await store_block(archived.store, [4, 5])
     head, table = archived.pointer(Manifest), archived.heads[Table].read
-    report = await sweep(archived.store, head, table, now=archived.now, trust=Trust(encrypted_only=True))
+    report = await sweep(Leading(archived.store, head, table), now=archived.now, trust=Trust(encrypted_only=True))
     assert report.unreadable == [f"{forged.path} is not encrypted, and encrypted_only is set"]
     manifest = await read_whole(archived.store, archived.heads[Manifest].head, Manifest)
     assert forged.path not in [one.path for one in manifest.blocks]

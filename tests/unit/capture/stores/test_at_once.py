@@ -6,7 +6,9 @@ from capture.archive import chain
 from capture.errors import ConfigError, FencedError, StoreError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
+from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
+from capture.maintenance.table_commits import TableLeading
 from capture.stores import MemoryStore, OwnStore
 from capture.stores.contract import REQUESTS_AT_ONCE
 from capture.stores.deletion import delete_all
@@ -138,12 +140,14 @@ async def test_a_compaction_deletes_many_at_a_time_and_no_more_than_so_many_befo
     store, manifest, table = MemoryStore("deletions"), HeadState(), HeadState()
     for number in range(80):
         await store.put(f"table/left-{number}.parquet", b"")
-    await sweep(store, MemoryHead(1, manifest), MemoryHead(1, table).read, now=LATER)
+    await sweep(Leading(store, MemoryHead(1, manifest), MemoryHead(1, table).read), now=LATER)
     counted = Counted(store.delete)
     monkeypatch.setattr(store, "delete", counted)
     monkeypatch.setattr("capture.maintenance.compaction.MOST_DELETED", 60)
     for left in (20, 0):
         head = MemoryHead(2 if left else 3, table)
-        await compact(store, head, MemoryHead(9, manifest).read, ArrowEngine(), Policy(), now=LATER, grace=1.0)
+        await compact(
+            TableLeading(store, head, MemoryHead(9, manifest).read, grace=1.0), ArrowEngine(), Policy(), now=LATER
+        )
         assert len(await store.list("table/left-")) == left
     assert counted.most == REQUESTS_AT_ONCE
