@@ -15,9 +15,9 @@ from capture.ingest.commit import CommitOptions
 from capture.ingest.durable import Durable
 from capture.ingest.pipeline import InFlight
 from capture.ingest.spill import Spill
-from capture.maintenance import sweep
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.engine import FileGroup
+from capture.maintenance.leading import Leading
 from capture.maintenance.schedule import Schedule
 from capture.reading import duck
 from capture.spark import protocol
@@ -30,7 +30,7 @@ REACH = [
     (settings.Compacting, Policy, {}),
     (settings.Compacting, FileGroup, {}),
     (settings.Spark, SparkOptions, {}),
-    (settings.Sweeping, sweep.sweep, {}),
+    (settings.Sweeping, Leading, {}),
     (settings.CaptureConfig, Durable, {}),
     (settings.CaptureConfig, InFlight, {}),
     (settings.CaptureConfig, Policy, {}),
@@ -75,6 +75,6 @@ def test_a_setting_takes_its_default_from_the_option_that_it_reaches(
 
 
 def test_the_grace_and_the_limit_of_answers_are_one_constant_each() -> None:
-    assert {defaults(one)["grace"] for one in (sweep.sweep, settings.Sweeping)} == {GRACE}
+    assert {defaults(one)["grace"] for one in (Leading, settings.Sweeping)} == {GRACE}
     assert CommitOptions().give_up == GRACE / 2
     assert defaults(duck.query)["limit"] == defaults(protocol.Query)["limit"]
