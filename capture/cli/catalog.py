@@ -177,8 +177,7 @@ def _run_on_entries(
             for config, head in zip(wanted, heads, strict=True):
                 await _require(config, offline)
                 one = UserCatalog(open_store(config.store), config)
-                found = await head()
-                table = Table() if found is None else await chain.read(one.store, found, Table)
+                table = await chain.read(one.store, await head(), Table)
                 if not table.iceberg:
                     stated.append((config.name, f"archive {config.name} has no Iceberg table yet", False))
                 for stream in sorted(table.iceberg):

@@ -137,8 +137,7 @@ async def _catalog(config: CaptureConfig) -> list[Finding]:
     for one in each(config) if config.table.catalog.type else ():
         catalog = UserCatalog(store := open_store(one.store or "."), one)
         try:
-            head = await latest_offline(store, Table)
-            table = Table() if head is None else await read(store, head, Table)
+            table = await read(store, await latest_offline(store, Table), Table)
             found.append(Finding("catalog", Status.OK, await catalog.reach(table, one.stream)))
         except CaptureError as error:
             found.append(Finding("catalog", Status.FAIL, str(error)))

@@ -47,7 +47,7 @@ async def find_expiring(
     streams = sorted({stream for _, version in sources for stream in version.streams})
     for stream in streams:
         for index, version in sources:
-            await finding.look(index, version, stream)
+            await finding.add_up(index, version, stream)
     for number, rule in enumerate(retention.rules):
         if rule.keep_bytes is not None:
             more = sum(one.bytes for one in adding if retention.number_of(one) == number)
@@ -77,7 +77,7 @@ class _Finding:
             if (number := self.retention.number_of(one)) is not None and deciding(self.retention, one.stream) != KEYS:
                 self.total[number] += sign * one.bytes
 
-    async def look(self, index: Index, version: Version, stream: str) -> None:
+    async def add_up(self, index: Index, version: Version, stream: str) -> None:
         """Add up the bytes of a stream, and find objects that are too old."""
         number, total = deciding(self.retention, stream), version.streams.get(stream)
         if number is None or total is None:

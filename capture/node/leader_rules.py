@@ -57,8 +57,7 @@ async def read_rule(natty: Natty, store: Store, config: CaptureConfig, node: str
     if not differing:
         return config.table
     log.error("the table stays where it is: %s", differing, extra={"action": "locations_differ"})
-    head = await COMPACTION.reader(natty, config.name)()
-    table = Table() if head is None else await chain.read(store, head, Table)
+    table = await chain.read(store, await COMPACTION.reader(natty, config.name)(), Table)
     return msgspec.structs.replace(config.table, location=base_location(table.iceberg) or location(store, config))
 
 

@@ -22,7 +22,7 @@ from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark import session
 from capture.spark.failure import sentence
 from capture.spark.merge_job import Merger
-from capture.spark.merge_task import Place
+from capture.spark.merge_task import StoreAccess
 from capture.spark.protocol import Answer, Merge, MergeDone, Pong, Query, Request, Start
 from capture.spark.query import query
 from capture.spark.session import ENCRYPTS
@@ -122,7 +122,7 @@ class Driver:
         table = next((group.columns for group in request.groups), "")
         columns = asyncio.run(columns_of(open_store(request.store), objects, keys, table))
         encrypted = self._spark.sparkContext.getConf().get(ENCRYPTS, "false") == "true"
-        merger = Merger(self._spark, Place(request.store, request.key_file, encrypted), columns)
+        merger = Merger(self._spark, StoreAccess(request.store, request.key_file, encrypted), columns)
         merged = {group.output: Merged(failed=why) for group in request.groups if (why := columns.why_not(group))}
         sound = [group for group in request.groups if group.output not in merged]
         small = [group for group in sound if group.bytes <= request.small_bytes and not group.bounds]

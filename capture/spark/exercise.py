@@ -18,7 +18,7 @@ from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.inputs import Columns
 from capture.spark.frames import load, map_in_arrow, with_payload
 from capture.spark.merge_job import Merger
-from capture.spark.merge_task import Place
+from capture.spark.merge_task import StoreAccess
 
 _NUMBERS = list(range(1, 9))
 _RECORDS: Records[None] = Records(
@@ -39,7 +39,7 @@ def exercise(spark: SparkSession) -> None:
         file = Path(folder) / "block.parquet"
         pq.write_table(to_table(_RECORDS), file, compression="zstd")
         group = FileGroup(stream="EXERCISE", key="", interval=0, inputs=[_describe(file)], output="merged.parquet")
-        Merger(spark, Place(Path(folder).as_uri()), Columns(pa.schema([]))).merge(group)
+        Merger(spark, StoreAccess(Path(folder).as_uri()), Columns(pa.schema([]))).merge(group)
         messages = load(spark, Path(folder).as_uri(), [_describe(file)], Columns(pa.schema([])))
         rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
         map_in_arrow(rows, _pass_through, messages.schema).collect()

@@ -14,7 +14,7 @@ from capture.maintenance.merge.inputs import Columns
 from capture.maintenance.merge.merge_group import inputs_of
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark.frames import load, map_in_arrow
-from capture.spark.merge_task import Place, Task, carry_out, find_repeated
+from capture.spark.merge_task import StoreAccess, Task, carry_out, find_repeated
 
 TASKS_A_CORE = 4
 """Of the job that merges small file groups: several, since file groups differ in size."""
@@ -29,7 +29,7 @@ class Merger:
     """
 
     spark: SparkSession
-    place: Place
+    access: StoreAccess
     columns: Columns
 
     def merge(self, group: FileGroup) -> Merged:
@@ -62,7 +62,7 @@ class Merger:
 
         It uses no rows of Spark: planning and compiling a query would take longer than most merges."""
         texts = [msgspec.json.encode(one) for one in wanted]
-        said = self.spark.sparkContext.parallelize(texts, tasks).map(partial(carry_out, self.place)).collect()
+        said = self.spark.sparkContext.parallelize(texts, tasks).map(partial(carry_out, self.access)).collect()
         return [msgspec.json.decode(one, type=Merged) for one in said]
 
     def _task(self, group: FileGroup, part: Part | None = None, repeated: str | None = None) -> Task:
@@ -73,7 +73,7 @@ class Merger:
 
     def _find_repeated(self, group: FileGroup) -> str:
         """Return the sequences of messages whose id an earlier one has, by a separate job that sorts two columns."""
-        messages = load(self.spark, self.place.store, group.inputs, self.columns, key_file=self.place.key_file)
+        messages = load(self.spark, self.access.store, group.inputs, self.columns, key_file=self.access.key_file)
         ids = messages.where("message_id <> ''").select("message_id", "sequence")
         rows = ids.coalesce(1).sortWithinPartitions("message_id", "sequence")
         found_in = partial(find_repeated, group.exclude)

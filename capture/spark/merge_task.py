@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreAccess:
     """Where executors find objects and keys; they read the keys there, and Spark never sends them.
 
     `encrypted` means that all files on an executor's disk must be encrypted.
@@ -47,24 +47,24 @@ class Place:
         return Keys.load(self.key_file)
 
 
-def carry_out(place: Place, task: bytes) -> bytes:
+def carry_out(access: StoreAccess, task: bytes) -> bytes:
     """Carry out a `Task` (JSON); return a `Merged` as JSON, with the reason if the merge failed."""
-    return msgspec.json.encode(asyncio.run(_merge(place, msgspec.json.decode(task, type=Task))))
+    return msgspec.json.encode(asyncio.run(_merge(access, msgspec.json.decode(task, type=Task))))
 
 
-async def _merge(place: Place, task: Task) -> Merged:
+async def _merge(access: StoreAccess, task: Task) -> Merged:
     repeated = None if task.repeated is None else Sequences.from_text(task.repeated)
     scratch = Scratch()  # the next executor on this machine removes what a killed one leaves
     try:
         return await merge_group(
-            open_store(place.store),
+            open_store(access.store),
             task.group,
             read_columns(task.columns),
-            place.keys(),
+            access.keys(),
             stored_ns=task.stored_ns,
             part=task.part,
             repeated=repeated,
-            encrypted=place.encrypted,
+            encrypted=access.encrypted,
             scratch=scratch.path,
         )
     except CaptureError as error:

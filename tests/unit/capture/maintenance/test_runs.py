@@ -19,7 +19,7 @@ from capture.maintenance.merge.external_sort import Runs
 from capture.maintenance.merge.inputs import columns_of
 from capture.maintenance.merge.merge_group import merge_group
 from capture.maintenance.merge.scratch_file import Temporary
-from capture.spark.merge_task import Place, Task, carry_out
+from capture.spark.merge_task import StoreAccess, Task, carry_out
 from capture.spark.scratch import PREFIX
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
@@ -150,7 +150,7 @@ def test_a_task_of_spark_s_encrypts_what_is_on_the_disk_if_spark_does(tmp_path, 
     store = FileStore(tmp_path)
     task = Task(group=group([asyncio.run(block(store, [1, 2]))]), columns="", stored_ns=1)
     merged = msgspec.json.decode(
-        carry_out(Place(store.url, encrypted=encrypted), msgspec.json.encode(task)), type=Merged
+        carry_out(StoreAccess(store.url, encrypted=encrypted), msgspec.json.encode(task)), type=Merged
     )
     assert merged.outputs[0].count == 2
     assert [file.encrypted for file in made] == [encrypted]
