@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from natty.config.options import check_numbers
 from natty.config.units import check_seconds
 from natty.errors import (
     UNREADABLE,
     BadSubjectError,
     BucketNotFoundError,
-    ConfigError,
     ConsumerNotFoundError,
     DomainUnreachableError,
     JetStreamError,
@@ -39,11 +39,8 @@ from natty.wire.message import MESSAGE_ID, TTL, Headers, RawMessage, encode_head
 from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of our own domain and account
-LARGEST = 2**63 - 1  # the largest integer of the server's documents
 UNAVAILABLE = 503  # a status: there is no responder
-NO_MESSAGE = 10037
-TTL_DISABLED = 10166
-STREAM_EXISTS = 10058
+NO_MESSAGE, TTL_DISABLED, STREAM_EXISTS = 10037, 10166, 10058
 IN_PROCESS = 10158  # a message with the same id is being stored; the outcome is open
 IN_FLIGHT = 10164  # the server is handling another write of the subject: try again; only 10071 is decisive
 _ERRORS: dict[int, type[JetStreamError]] = {
@@ -118,18 +115,6 @@ class StoredMessage:
         return "Nats-Marker-Reason" in headers or headers.get("KV-Operation", ["PUT"])[0] in ("DEL", "PURGE")
 
 
-def check_numbers(body: Any, name: str = "a number") -> None:
-    """ConfigError, with the name of the setting, for an integer that does not fit into 64 bits of the server's."""
-    if isinstance(body, dict):
-        for key, value in body.items():
-            check_numbers(value, str(key))
-    elif isinstance(body, list | tuple):
-        for value in body:
-            check_numbers(value, name)
-    elif isinstance(body, int) and not -LARGEST <= body <= LARGEST:
-        raise ConfigError(f"{name} is {body}, more than a server can store: the largest number is {LARGEST}")
-
-
 class JetStream:
     """JetStream's API as on the wire: natty is built on it, and you can use it where natty has no method."""
 
@@ -199,10 +184,8 @@ class JetStream:
         wire = f"{self.prefix}.{subject}"
         if not subject.startswith(_QUESTIONS):
             return await self.connection.request(wire, data, timeout=timeout)
-        if timeout is not None:
-            check_seconds(timeout=timeout)
-        loop = asyncio.get_running_loop()
-        remaining = self.connection.config.timeout if timeout is None else timeout
+        loop, remaining = asyncio.get_running_loop(), self.connection.config.timeout if timeout is None else timeout
+        check_seconds(timeout=remaining)
         deadline = loop.time() + remaining
         while True:
             try:

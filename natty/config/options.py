@@ -10,6 +10,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from natty.errors import ConfigError
+
 T = TypeVar("T")
 SHOWN = 3  # names
 ALIKE = 0.6  # of 1, as difflib counts
@@ -71,6 +73,18 @@ def check_value(name: str, value: object, hint: Any) -> None:
     """TypeError for a value of another type; ValueError for a number out of its range, NaN, and an unknown word."""
     if wrong := _fault(value, hint):
         raise wrong(f"{name} is {value!r}; write {', or '.join(dict.fromkeys(_words(hint)))}")
+
+
+def check_numbers(body: Any, name: str = "a number") -> None:
+    """ConfigError, with the name of the setting, for an integer that does not fit into 64 bits of the server's."""
+    if isinstance(body, dict):
+        for key, value in body.items():
+            check_numbers(value, str(key))
+    elif isinstance(body, list | tuple):
+        for value in body:
+            check_numbers(value, name)
+    elif isinstance(body, int) and not -LARGEST <= body <= LARGEST:
+        raise ConfigError(f"{name} is {body}, more than a server can store: the largest number is {LARGEST}")
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
