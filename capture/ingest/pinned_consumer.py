@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
-from natty.errors import ConnectionClosedError
+from natty.errors import ConnectionClosedError, RequestTimeoutError
 from natty.groups.place import parse_info
 from natty.groups.settings import PRIORITY_GROUP
 from natty.groups.stint import FLUSH_TIMEOUT, keep_pin
-from natty.pulling.pin import Pin
+from natty.pulling.pin import Pin, is_cut
 from natty.pulling.requests import PullOptions
-from natty.wire.background import keep_up, wait_until_set
+from natty.wire.background import keep_up, map_concurrently, wait_until_set
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
 
@@ -150,7 +150,7 @@ class PinnedReader:
     def _new_pin(self) -> Pin:
         return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, self._begin_anew)
 
-    async def _pull_until(self, credit: int, read: Callable[[Batch], bool]) -> None:
+    async def _pull_until(self, credit: int, read: Callable[[Batch], Awaitable[bool]]) -> None:
         """Pull until `read` returns False, or the consumer, the pin or the connection changes."""
         options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4)
         pull = self._pull = Pull(self._natty.jetstream, self._stream, self.consumer, options, pin=self._pin)
@@ -159,25 +159,48 @@ class PinnedReader:
         try:
             async with aclosing(pull.__aiter__()) as batches:
                 async for batch in batches:
-                    if not read(batch):
+                    if not await read(batch):
                         return
         except DeliveryGap as gap:
             log.warning("%s: messages were lost in transit, requesting them again: %s", self.consumer, gap)
             await asyncio.sleep(TICK)
 
-    def _await_pin(self, batch: Batch) -> bool:
+    async def _await_pin(self, batch: Batch) -> bool:
         """Return False: the server delivers the message that came with the pin again when we begin."""
         return False
 
-    def _read(self, batch: Batch) -> bool:
+    async def _read(self, batch: Batch) -> bool:
+        pin = self._pin.id
         messages = self._pin.strip_marks(batch.raw)
-        if messages is None:
+        if messages is not None and any(map(is_cut, messages)):
+            messages = await map_concurrently(messages, self._complete)
+        if messages is None or self._pin.id != pin:
             raise DeliveryGap("messages were delivered under another pin")
+        if self._stopping:
+            return False
         self._floor.note_delivery(batch.replies)
         self._unsettled.add(batch.replies)
         self.arrived += messages
         self._wake()
         return True
+
+    async def _complete(self, raw: RawMessage) -> RawMessage:
+        """Return a message with its header block as the stream holds it, which did not end as it should.
+
+        DeliveryGap if no server answers.
+        """
+        if not is_cut(raw):
+            return raw
+        [sequence] = Batch([raw]).sequences
+        try:
+            found = await self._natty.jetstream.read(self._stream, sequence=sequence)
+        except (NotConnectedError, RequestTimeoutError) as error:
+            raise DeliveryGap(f"the headers of message {sequence} can't be read: {error}") from error
+        except NattyError as error:
+            state = f"{self.consumer}: the last two bytes of a malformed header block are not known"
+            self._repeated.warning(state, f"{state}, message {sequence} is stored without them: {error}")
+            found = None
+        return raw[0], raw[1], found.header_block if found else raw[2], raw[3]
 
     async def _begin(self) -> bool:
         """Have the server deliver everything unacknowledged to us, in order; return False if that is not certain."""

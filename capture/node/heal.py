@@ -304,7 +304,7 @@ class Reading:
                 f"message {message.sequence} has a subject that is not UTF-8, which requires allow_direct: {error}"
             )
             return None
-        lines = raw[2][raw[2].rfind(b"\r\nNats-Stream: ") :].split(b"\r\n")
+        lines = raw[2].rpartition(b"Nats-Stream: ")[2].split(b"\r\n")  # of the server, also after malformed headers
         subject = next((line[14:] for line in lines if line.startswith(b"Nats-Subject: ")), None)
         if subject is None:
             status = raw[2].partition(b"\r\n")[0].removeprefix(b"NATS/1.0 ").decode("utf-8", "replace")

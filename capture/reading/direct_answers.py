@@ -6,7 +6,7 @@ Arrow's kernels parse the headers of all messages of an answer together: there i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,17 +14,29 @@ import pyarrow.compute as pc
 from capture.formats.envelope import FROM_HEADERS, SCHEMA, spread_header_columns, subject_columns
 from natty.wire.message import RawMessage
 
-_MARK = b"\r\nNats-Stream: "
-"""The start of the headers that the server appends to a message's own; the last occurrence is the server's."""
+_MARK = b"Nats-Stream: "
+"""The start of the headers that the server appends to a message's own. The last occurrence is the server's: what
+follows has no blanks but the server's own, whoever has published the message."""
 
+_BREAK = b"\r\n"
 _NO_HEADERS, _END = b"NATS/1.0", b"\r\n\r\n"
 _LINES = (b"Nats-Subject: ", b"Nats-Sequence: ", b"Nats-Time-Stamp: ", b"Nats-Num-Pending: ", b"Nats-Last-Sequence: ")
 """The headers that follow the one with the stream's name, in the server's order. Their values have no blanks."""
 _LONGEST = 1 << 20  # bytes of a line
+NO_BLOCKS: Mapping[int, bytes] = {}
 
 
 class Broken(Exception):
     """A message of the answer is missing: routes between servers may drop some."""
+
+
+class Cut(Exception):
+    """Header blocks of messages do not end as they should: the server puts its headers in the place of their last two
+    bytes, whatever these are. `sequences` are those of the messages."""
+
+    def __init__(self, sequences: list[int]) -> None:
+        super().__init__(f"header blocks without an end: {sequences}")
+        self.sequences = sequences
 
 
 class Unsuitable(Exception):
@@ -62,22 +74,28 @@ def is_message(raw: RawMessage) -> bool:
 
 def is_batched(raw: RawMessage) -> bool:
     """Return whether a message of the stream is part of an answer with several, which says how many follow."""
-    return b"\r\nNats-Num-Pending: " in raw[2]
+    return b"\r\nNats-Num-Pending: " in raw[2].rpartition(_MARK)[2]
 
 
 def of_answer(
-    raw: Sequence[RawMessage], stream: str, last: int, columns: Sequence[str] = SCHEMA.names
+    raw: Sequence[RawMessage],
+    stream: str,
+    last: int,
+    columns: Sequence[str] = SCHEMA.names,
+    *,
+    blocks: Mapping[int, bytes] = NO_BLOCKS,
 ) -> pa.RecordBatch:
     """Return a direct get's messages, at least one, as rows with these columns and `sequence`, in SCHEMA's order.
 
-    `last` is the last sequence according to the server. Broken unless each message names the sequence of the one before
-    it as last sent; Mirrored if they are another stream's.
+    `last` is the last sequence according to the server. `blocks` are header blocks by sequence, as the stream holds
+    them: needed of those that Cut names. Broken unless each message names the sequence of the one before it as last
+    sent; Mirrored if they are another stream's; Cut if a column is made from header blocks and some can't be known.
     """
     try:
         own, added = _parts(
             pc.split_pattern(_binary([message[2] for message in raw]), _MARK, max_splits=1, reverse=True)
         )
-        streams, *lines = _parts(pc.split_pattern(added, b"\r\n"), 1 + len(_LINES))
+        streams, *lines = _parts(pc.split_pattern(added, _BREAK), 1 + len(_LINES))
         if not pc.all(pc.equal(streams, stream.encode())).as_py():
             raise Mirrored("a mirror answers")
         subjects, sequences, times, _, sent_before = map(_value, lines, _LINES)
@@ -95,15 +113,24 @@ def of_answer(
     if "payload" in columns:
         made["payload"] = _binary([message[3] for message in raw])
     if not FROM_HEADERS.isdisjoint(columns):
-        made |= _make_header_columns(own)
+        made |= _make_header_columns(own, sequences, blocks)
     fields = [field for field in SCHEMA if field.name == "sequence" or field.name in columns]
     return pa.RecordBatch.from_arrays([made[field.name] for field in fields], schema=pa.schema(fields))
 
 
-def _make_header_columns(own: pa.Array) -> dict[str, pa.Array]:
-    """Return the columns of a message's own headers, given the blocks without their ends."""
-    present = pc.not_equal(own, _NO_HEADERS)
-    return spread_header_columns([block + _END for block in own.filter(present).to_pylist()], present)
+def _make_header_columns(own: pa.Array, sequences: pa.Array, known: Mapping[int, bytes]) -> dict[str, pa.Array]:
+    """Return the columns of a message's own headers, given the blocks without their last two bytes. Cut."""
+    ended = pc.ends_with(own, _BREAK)
+    if cut := [one for one in sequences.filter(pc.invert(ended)).to_pylist() if one not in known]:
+        raise Cut(cut)
+    own = pc.binary_slice(own, 0, -len(_BREAK))
+    if not known:
+        present = pc.not_equal(own, _NO_HEADERS)
+        return spread_header_columns([block + _END for block in own.filter(present).to_pylist()], present)
+    blocks = [b"" if block == _NO_HEADERS else block + _END for block in own.to_pylist()]
+    for at, sequence in enumerate(sequences.to_pylist()):
+        blocks[at] = known.get(sequence, blocks[at])
+    return spread_header_columns([block for block in blocks if block], pa.array(map(bool, blocks), pa.bool_()))
 
 
 def _parts(lists: pa.Array, count: int = 2) -> list[pa.Array]:

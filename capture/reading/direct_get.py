@@ -13,8 +13,18 @@ import pyarrow as pa
 from capture.errors import CaptureError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
-from capture.reading.direct_answers import Broken, Disallowed, Unbatched, is_batched, is_message, of_answer, take_until
+from capture.reading.direct_answers import (
+    Broken,
+    Cut,
+    Disallowed,
+    Unbatched,
+    is_batched,
+    is_message,
+    of_answer,
+    take_until,
+)
 from natty import Natty, NattyError, NotConnectedError, StreamNotFoundError
+from natty.wire.background import map_concurrently
 from natty.wire.message import RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
@@ -31,6 +41,7 @@ DOUBT = 1.0
 """Seconds without a server that takes a request after which the stream's leader is asked for the reason."""
 
 RETRY_DELAY = 0.1
+AT_ONCE = 64  # concurrent requests for single messages
 _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 
 
@@ -121,7 +132,7 @@ class DirectGet:
                 said = parse_headers(ended[2])
                 last, pending = (int(said.get(name, ["0"])[0]) for name in ("Nats-Last-Sequence", "Nats-Num-Pending"))
                 with suppress(Broken):
-                    return _Answer(of_answer(self._raw, self.stream, last, self._columns), last, pending)
+                    return _Answer(await self._make_rows(self._raw, last), last, pending)
             if status not in (_EOB, _NO_RESPONDERS):
                 raise CaptureError(f"stream {self.stream} can't be read by direct get: {status} {text}")
             if status == _NO_RESPONDERS and loop.time() > begun + DOUBT:
@@ -131,6 +142,24 @@ class DirectGet:
             f"no server answered a direct get of stream {self.stream} for {GIVE_UP:g} s: check that a server runs, "
             "that the stream has a leader, and that it allows direct get"
         )
+
+    async def _make_rows(self, raw: list[RawMessage], last: int) -> pa.RecordBatch:
+        """Return the rows of an answer. The stream's leader is asked for header blocks that the answer does not have.
+
+        Broken: the answer is incomplete, or a message has left the stream. Mirrored.
+        """
+        try:
+            return of_answer(raw, self.stream, last, self._columns)
+        except Cut as error:
+            found = await map_concurrently(error.sequences, self._read_block, at_once=AT_ONCE)
+            blocks = dict(zip(error.sequences, found, strict=True))
+        return of_answer(raw, self.stream, last, self._columns, blocks=blocks)
+
+    async def _read_block(self, sequence: int) -> bytes:
+        found = await self._natty.jetstream.read(self.stream, sequence=sequence, timeout=GIVE_UP)
+        if found is None:
+            raise Broken
+        return found.header_block
 
     async def _check_stream(self) -> None:
         """Raise StreamNotFoundError or Disallowed if that is why no server takes the request."""

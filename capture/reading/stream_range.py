@@ -20,7 +20,7 @@ from capture.errors import CaptureError, DataLossError
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.record import Records
 from capture.reading.direct_answers import Unsuitable
-from capture.reading.direct_get import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
+from capture.reading.direct_get import AT_ONCE, GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
 from natty import Batch, Natty
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
@@ -28,7 +28,6 @@ from natty.names import check_name
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions
 from natty.wire.servers import NEEDS
 
-AT_ONCE = 64  # concurrent requests for single messages
 BATCHES = NEEDS["several direct gets at once"]
 WORK_QUEUE = "workqueue"
 log = logging.getLogger("capture.stream_range")

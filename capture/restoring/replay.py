@@ -65,7 +65,8 @@ class Pace:
 
 def write_origin(stream: str, sequence: int, time_ns: int, headers: bytes | None) -> bytes:
     """Return the raw headers of a message that is published again: its own ones and its origin."""
-    kept = _RESERVED.sub(b"\r\nCapture-", headers)[:-2] if headers else _BEGIN
+    kept = _RESERVED.sub(b"\r\nCapture-", headers or _BEGIN + b"\r\n")
+    kept = kept[:-2] if kept.endswith(b"\r\n\r\n") else kept + b"\r\n"  # not every publisher ends its headers
     when = f"{datetime.fromtimestamp(time_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"
     facts = f"Capture-Stream: {stream}\r\nCapture-Sequence: {sequence}\r\nCapture-Time: {when}\r\n\r\n"
     return kept + facts.encode()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from natty.wire.message import RawMessage, parse_headers
+from natty.names import decode
+from natty.wire.message import RawMessage
 
 PIN_HEADER = "Nats-Pin-Id"
-_PIN = PIN_HEADER.encode()
-_NO_HEADERS = b"NATS/1.0\r\n\r\n"
+_MARK = f"{PIN_HEADER}: ".encode()
+_NO_HEADERS, _BREAK, _END = b"NATS/1.0\r\n", b"\r\n", b"\r\n\r\n"
 
 
 class Pin:
@@ -41,29 +42,38 @@ class Pin:
 
     def note_delivery(self, raw: RawMessage) -> None:
         """Take our id from the first message that is delivered to us."""
-        if self.id or _PIN not in raw[2]:
+        _, mark, rest = raw[2].rpartition(_MARK)  # the server's is the last, after any of the publisher's
+        if self.id or not mark or not rest.endswith(_END):
             return
-        self.id = parse_headers(raw[2])[PIN_HEADER][-1]  # the server's is the last, after any of the publisher's
+        self.id = decode(rest.removesuffix(_END))
         self._on_change()
 
     def strip_marks(self, raws: list[RawMessage]) -> list[RawMessage] | None:
         """Return messages as they are in the stream, without their last header, which is the pin's id.
 
         None if one of them is not ours. A message with an empty header block is returned without one: it can't be
-        distinguished from a message that never had one.
+        distinguished from a message that never had one. The server puts the id in the place of a block's last two
+        bytes. If the block did not end as it should, these are not known: it is returned without them, see `is_cut`.
         """
-        mark = b"\r\n%s: %s\r\n\r\n" % (_PIN, self.id.encode())
+        mark = _MARK + self.id.encode() + _END
         if not self.id or not all(raw[2].endswith(mark) for raw in raws):
             return None
-        end = -len(mark)
-        blocks = [raw[2][:end] + b"\r\n\r\n" for raw in raws]
-        return [
-            (raw[0], raw[1], b"" if block == _NO_HEADERS else block, raw[3])
-            for raw, block in zip(raws, blocks, strict=True)
-        ]
+        return [(raw[0], raw[1], _complete(raw[2][: -len(mark)]), raw[3]) for raw in raws]
 
     def forget(self) -> None:
         """Forget the id: another client is pinned, or none."""
         if self.id:
             self.id = ""
             self._on_change()
+
+
+def is_cut(raw: RawMessage) -> bool:
+    """Return whether the last two bytes of a message's header block are not known, after `Pin.strip_marks`."""
+    return bool(raw[2]) and not raw[2].endswith(_END)
+
+
+def _complete(block: bytes) -> bytes:
+    """Return a header block whose last two bytes were cut off."""
+    if block == _NO_HEADERS:
+        return b""
+    return block + _BREAK if block.endswith(_BREAK) else block

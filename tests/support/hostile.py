@@ -1,4 +1,4 @@
-"""Subjects that the server accepts, and that no careful client would publish on."""
+"""Subjects and headers that the server accepts, and that no careful client would publish."""
 
 import asyncio
 
@@ -16,6 +16,17 @@ TAILS = (
     b"\xef\xbf\xbd",  # replaces bytes that are not UTF-8 in the server's answers
 )
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: \xff%d\r\nX-\xfe: \xff \x1b[31m\r\nOdd\nName: two\nlines\r\n\r\n"
+
+MALFORMED = (
+    b"NATS/1.0\r\nA: bcd",
+    b"NATS/1.0\r\nA: bcd\r\n",
+    b"NATS/1.0\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 3xx",
+    b"NATS/1.0\r\nNats-Pin-Id: of another stream\r\nA: b",
+    b"NATS/1.0\r\nNats-Subject: another\r\nNats-Stream: another\r\nA: b",
+    b"NATS/1.0",
+    b"no headers at all",
+)
+"""Header blocks that do not end as they should: the server stores them, and appends its own headers to them."""
 
 
 async def publish_raw(natty, subject, data=b"x", headers=b""):

@@ -6,6 +6,7 @@ import signal
 import pyarrow as pa
 import pytest
 from group_members import partitioned
+from hostile import MALFORMED
 from patient import FILLING, NEVER, PATIENCE, until
 
 from capture.config.load import load
@@ -130,6 +131,7 @@ async def test_nodes_share_the_partitions_and_a_hand_over_stores_nothing_twice(g
 async def test_what_is_stored_is_what_the_stream_holds_without_the_servers_mark_of_who_reads(group, start_beside):
     running = start_beside(group.configure())
     odd = [None, b"NATS/1.0\r\nA: b\r\nA: c\r\n\r\n", b"NATS/1.0\r\nNats-Pin-Id: of another stream\r\n\r\n"]
+    odd += MALFORMED
     for number, block in enumerate(odd):
         await send(group.fleet, f"k{number}", b"%d" % number, block)
     await group.until(lambda states: sum(one.pinned != "" for one in states.values()) > 0)
@@ -137,7 +139,7 @@ async def test_what_is_stored_is_what_the_stream_holds_without_the_servers_mark_
     await running.stop()
     read = group.fleet.natty.jetstream.read
     stored = {row["sequence"]: row for row in group.rows()}
-    for sequence in range(1, 4):
+    for sequence in range(1, len(odd) + 1):
         message = await read(group.fleet.stream, sequence=sequence)
         row = stored[sequence]
         assert (row["subject"], row["header_block"] or b"", row["payload"]) == (

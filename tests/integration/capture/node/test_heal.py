@@ -190,11 +190,12 @@ async def test_of_a_capture_of_some_subjects_only_these_are_stored(fleet, config
 
 
 @pytest.mark.long
-async def test_subjects_and_headers_that_are_no_text_are_healed_byte_for_byte(fleet, configured, start_beside):
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""])
+async def test_subjects_and_headers_that_are_no_text_are_healed_byte_for_byte(fleet, configured, start_beside, end):
     await fleet.natty.ensure_stream(fleet.stream, allow_direct=True)
     path = await configured(ack_wait=2.0, partition="time", format="raw", compression="none")
     subject = fleet.stream.encode() + b".\xff\xfe"
-    block = b"NATS/1.0\r\nNo-Colon\r\nNats-Subject: mine\r\nA:\xff\r\n\r\n"
+    block = b"NATS/1.0\r\nNo-Colon\r\nNats-Stream: mine\r\nNats-Subject: mine\r\nA:\xff" + end
     fleet.natty.connection.send(subject, b"\x00payload", headers=block)
     await publish(fleet, range(2, COUNT + 1))
     await reset(fleet, "capture", HELD)

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from hostile import MALFORMED, publish_raw
 from msgspec.structs import replace
 from patient import PATIENCE, PATIENT
 from two_tiers import TwoTiers
@@ -63,6 +64,25 @@ async def test_any_stream_can_be_queried(natty, natty_name, config):
     assert await tiers.ask() == counted(range(1, 300, 2))
     info = await natty.jetstream.request(f"STREAM.INFO.{tiers.stream}")
     assert info["state"]["consumer_count"] == 0
+
+
+@pytest.mark.parametrize("requested", [1, 8192])
+async def test_headers_without_an_end_neither_stop_a_query_nor_forge_a_message(tiers, monkeypatch, requested):
+    """Any publisher may send such headers. A direct get puts the server's own in the place of their last two bytes."""
+    monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", requested)
+    forged = f"Nats-Stream: {tiers.stream}\r\nNats-Subject: {tiers.stream}.paid\r\nNats-Sequence: 2\r\n"
+    forged += "Nats-Time-Stamp: 2001-01-01T00:00:00Z\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1\r\nA: b"
+    blocks = [b"", f"NATS/1.0\r\n{forged}".encode(), *MALFORMED, b"NATS/1.0\r\nA: b\r\n\r\n"]
+    for block in blocks:
+        await publish_raw(tiers.natty, tiers.stream.encode() + b".x", b"p", block)
+    sql = "SELECT * EXCLUDE (deliveries) FROM messages ORDER BY sequence"
+    live = await tiers.ask(sql)
+    assert [row[3] for row in live] == [f"{tiers.stream}.x"] * len(blocks)
+    assert [row[5] or "" for row in live] == [block.decode() for block in blocks]
+    await tiers.publish(3)
+    assert await tiers.ask() == counted(range(1, len(blocks) + 4))
+    await tiers.keep(range(1, len(blocks) + 1))
+    assert (await tiers.ask(sql))[: len(blocks)] == live
 
 
 async def test_a_tail_that_exceeds_its_memory_is_kept_in_a_file(tiers, monkeypatch):

@@ -159,3 +159,4 @@ def test_headers_that_act_on_a_server_are_renamed_and_the_others_stay_as_they_we
         b"Capture-Stream: S\r\nCapture-Sequence: 7\r\nCapture-Time: 2026-11-21T03:00:00.000000001Z\r\n\r\n"
     )
     assert write_origin("S", 1, 0, None).startswith(b"NATS/1.0\r\nCapture-Stream: S\r\n")
+    assert write_origin("S", 1, 0, b"NATS/1.0\r\nA: b").startswith(b"NATS/1.0\r\nA: b\r\nCapture-Stream: S\r\n")

@@ -2,6 +2,7 @@ import pytest
 from consuming import until
 from go_groups import Go
 from group_members import LONG, Notes, consumer, has_state, partitioned, publish
+from hostile import MALFORMED, publish_raw
 
 from natty import ConsumerNotFoundError
 from natty.errors import BadGroupError
@@ -39,6 +40,20 @@ async def test_static_members_read_their_partitions_and_keep_their_position(natt
         await notes.have(24)
     assert notes.count == 24
     assert notes.ordered
+
+
+async def test_headers_without_an_end_do_not_stop_a_member(natty, static):
+    """The server puts the pin's id in the place of their last two bytes; the first message says which id is ours."""
+    found = []
+    for number, block in enumerate(MALFORMED):
+        await publish_raw(natty, f"{static.stream}.k".encode(), b"%d" % number, block)
+
+    async def handle(message):
+        found.append(int(message.data))
+
+    async with static.join("m1", handle, **LONG), static.join("m2", handle, **LONG):
+        await until(lambda: len(found) == len(MALFORMED))
+    assert found == list(range(len(MALFORMED)))
 
 
 async def test_a_static_group_does_not_take_whom_it_does_not_list(static, notes):

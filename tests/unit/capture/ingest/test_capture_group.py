@@ -15,8 +15,9 @@ from capture.ingest import pinned_consumer
 from capture.ingest.group_source import by_consumer, roster_key
 from capture.ingest.pinned_consumer import PinnedReader
 from natty.elections import clock
+from natty.errors import NattyError, RequestTimeoutError
 from natty.groups.stint import Kept
-from natty.pulling.pin import Pin
+from natty.pulling.pin import Pin, is_cut
 from natty.wire.message import Batch, RawMessage
 
 PIN = "mFhCRrmSCFbMXMkDYWtnVn"
@@ -68,6 +69,7 @@ def test_nodes_register_apart_from_the_members_of_an_elastic_group_of_that_name(
         (b"NATS/1.0\r\nA: b\r\n\r\n", b"NATS/1.0\r\nA: b\r\n\r\n"),
         (b"NATS/1.0\r\nNats-Pin-Id: x\r\n\r\n", b"NATS/1.0\r\nNats-Pin-Id: x\r\n\r\n"),
         (b"NATS/1.0\r\n\r\n", b""),
+        (b"NATS/1.0\r\nNats-Pin-Id: x\r\nA: bcd", b"NATS/1.0\r\nNats-Pin-Id: x\r\nA: b"),  # it has no end
     ],
 )
 def test_only_the_servers_mark_is_taken_off(published: bytes, stored: bytes) -> None:
@@ -76,6 +78,7 @@ def test_only_the_servers_mark_is_taken_off(published: bytes, stored: bytes) -> 
     pin.note_delivery(message)
     assert pin.id == PIN
     assert pin.strip_marks([message]) == [(b"s", b"r", stored, b"payload")]
+    assert is_cut((b"s", b"r", stored, b"payload")) == published.endswith(b"bcd")
 
 
 def test_messages_under_another_pin_are_not_ours() -> None:
@@ -97,8 +100,8 @@ def delivered(sequence: int, number: int, consumer: str = "g-p0") -> bytes:
 # --- a reader --------------------------------------------------------------------------------------------------------
 
 
-def message(sequence: int, number: int, pin: str = PIN) -> RawMessage:
-    return b"0.S.x", delivered(sequence, number), marked(b"", pin), b""
+def message(sequence: int, number: int, pin: str = PIN, block: bytes = b"") -> RawMessage:
+    return b"0.S.x", delivered(sequence, number), marked(block, pin), b""
 
 
 class Server:
@@ -110,6 +113,7 @@ class Server:
         self.acked: list[int] = []
         self.ours, self.lease = True, 3600.0
         self.info: dict[str, Any] = {"num_ack_pending": 0}
+        self.blocks: list[Any] = []
         self.jetstream = self
         self.connection = SimpleNamespace(flush=self.flush)
 
@@ -119,6 +123,13 @@ class Server:
     async def request(self, subject: str, body: object = None) -> dict[str, Any]:
         self.asked.append(subject.split(".")[1])
         return self.info
+
+    async def read(self, stream: str, *, sequence: int) -> SimpleNamespace | None:
+        self.asked.append(f"{sequence}")
+        answer = self.blocks.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer and SimpleNamespace(header_block=answer)
 
     async def keep(self, *_: object) -> Kept:
         return Kept(self.ours, clock() + self.lease, {})
@@ -220,6 +231,30 @@ async def test_what_did_not_come_here_is_asked_for_again_before_anything_behind_
     assert server.asked[:2] == ["RESET", "RESET"]
     reader.ack(replies)
     assert server.acked == [4]
+    await reader.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "stored"),
+    [
+        ([b"NATS/1.0\r\nA: bcd"], b"NATS/1.0\r\nA: bcd"),
+        ([RequestTimeoutError(), b"NATS/1.0\r\nA: bcd"], b"NATS/1.0\r\nA: bcd"),
+        ([None], b"NATS/1.0\r\nA: b"),  # the message has left the stream
+        ([NattyError("not permitted")], b"NATS/1.0\r\nA: b"),
+    ],
+    ids=["known", "later", "gone", "refused"],
+)
+async def test_headers_without_an_end_are_read_from_the_stream_and_stop_nobody(
+    quick: None, answers: list[Any], stored: bytes
+) -> None:
+    odd = message(2, 2, block=b"NATS/1.0\r\nA: bcd")
+    server = Server([odd], *[[message(1, 1), odd, message(3, 3)] for _ in answers])
+    server.blocks = answers
+    reader = reader_of(server)
+    await until(lambda: len(reader.arrived) == 3)
+    assert [raw[2] for raw in reader.arrived] == [b"", stored, b""]
+    reader.ack([raw[1] for raw in reader.take()[0]])
+    assert server.acked == [3]
     await reader.close()
 
 

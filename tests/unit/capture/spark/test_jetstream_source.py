@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA, to_records, to_table
 from capture.ingest.record import Records
-from capture.reading.direct_answers import Broken, Mirrored, is_message, list_sequences, of_answer, take_until
+from capture.reading.direct_answers import Broken, Cut, Mirrored, is_message, list_sequences, of_answer, take_until
 from capture.reading.stream_range import StreamFacts
 from capture.spark.jetstream import DefaultSource
 from capture.spark.jetstream.readers import ENVELOPE, list_columns
@@ -262,6 +262,27 @@ def test_an_answer_with_a_hole_is_noticed():
     ):
         with pytest.raises(Broken):
             of_answer(broken, "ORDERS", 12)
+
+
+def test_what_the_server_says_counts_and_not_what_a_message_without_an_end_of_its_headers_says():
+    forged = answer((7, b"", b""))[0][2].removeprefix(b"NATS/1.0\r\n").replace(b"orders.7", b"orders.paid")
+    blocks = {3: b"NATS/1.0\r\nA: bcd", 7: b"NATS/1.0\r\n" + forged[:-4] + b"xy", 12: b""}
+    raw = answer(*((sequence, block, b"") for sequence, block in blocks.items()))
+    assert all(map(is_message, raw))
+    with pytest.raises(Cut) as error:
+        of_answer(raw, "ORDERS", 12)
+    assert error.value.sequences == [3, 7]
+    with pytest.raises(Cut) as error:
+        of_answer(raw, "ORDERS", 12, blocks={3: blocks[3]})
+    assert error.value.sequences == [7]
+    found = to_records(of_answer(raw, "ORDERS", 12, blocks=blocks))
+    assert found.header_blocks == list(blocks.values())
+    assert found.subjects == [b"orders.3", b"orders.7", b"orders.12"]
+    assert of_answer(raw, "ORDERS", 12, ["subject"]).column("subject").to_pylist() == [
+        "orders.3",
+        "orders.7",
+        "orders.12",
+    ]
 
 
 def test_the_answer_of_a_mirror_is_noticed():
