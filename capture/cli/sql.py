@@ -21,7 +21,7 @@ from capture.errors import CaptureError, ConfigError
 from capture.reading.inventory import Inventory, take_inventory
 from capture.reading.merge import make_look
 from capture.reading.shares import plan_shares
-from capture.reading.tail import list_places, take_snapshot
+from capture.reading.tail import list_captured, take_snapshot
 from capture.spark import Rows, SparkDriver, View
 from capture.stores import Store, open_store
 from capture.stores.own_store import shown
@@ -100,9 +100,9 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
         objects: Inventory | list[Stored]
         if live:
             natty = await stack.enter_async_context(Natty(**config.nats))
-            places = await list_places(config, store, natty, trust)
+            streams = await list_captured(config, store, natty, trust)
             look = make_look(store, config.stream, natty=natty, archive=name, trust=trust)
-            snapshot = await take_snapshot(places, look, _report_missing)
+            snapshot = await take_snapshot(streams, look, _report_missing)
             objects, tail = snapshot.objects, snapshot.read_tails(_report_gap)
         elif engine is Engine.SPARK:
             return await _by_spark(config, store, query, schema, trust)

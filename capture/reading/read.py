@@ -21,7 +21,7 @@ from capture.ingest.record import Record
 from capture.reading.merge import make_look, read_stored
 from capture.reading.options import ReadOptions, ReadSettings, Where
 from capture.reading.seam import Crossing
-from capture.reading.search import Place
+from capture.reading.search import CapturedStream
 from capture.reading.shares import Selection
 from capture.stores import Store, open_store
 from natty import Natty
@@ -80,7 +80,7 @@ async def _batches(archive: Where, wanted: ReadOptions, columns: Sequence[str]) 
     if wanted.natty is None:
         look = make_look(store, identity.stream, trust=trust)
         return read_stored(store, look, selection=selection, keys=keys, columns=chosen)
-    place = Place(
+    captured = CapturedStream(
         store=store,
         look=make_look(store, identity.stream, natty=wanted.natty, archive=name, trust=trust),
         natty=wanted.natty,
@@ -88,7 +88,7 @@ async def _batches(archive: Where, wanted: ReadOptions, columns: Sequence[str]) 
         created=identity.created,
         keys=keys,
     )
-    crossing = Crossing(place, selection, follow=wanted.follow, gaps=wanted.gaps, on_gap=wanted.on_gap)
+    crossing = Crossing(captured, selection, follow=wanted.follow, gaps=wanted.gaps, on_gap=wanted.on_gap)
     return crossing.batches(chosen)
 
 

@@ -22,7 +22,7 @@ from capture.errors import DataLossError
 from capture.formats.envelope import SCHEMA
 from capture.reading.live import check_end, read_live
 from capture.reading.merge import GoneError, merge_shares, slice_after
-from capture.reading.search import Place, Search
+from capture.reading.search import CapturedStream, Search
 from capture.reading.shares import Selection, Share, sequences_of, shares
 
 RECENT = 300.0
@@ -56,7 +56,7 @@ class Crossing:
 
     def __init__(
         self,
-        place: Place,
+        captured: CapturedStream,
         selection: Selection,
         *,
         follow: bool = False,
@@ -64,16 +64,16 @@ class Crossing:
         on_gap: OnGap | None = None,
     ) -> None:
         self.position = selection.start_sequence - 1
-        self._place = place
+        self._captured = captured
         self._selection = selection
         self._follow = follow
         self._gaps = gaps
         self._on_gap = on_gap or (lambda _: None)
         self._target = 0  # the last sequence of the stream when the reading began
-        self._search = Search(place)
+        self._search = Search(captured)
 
     def __repr__(self) -> str:
-        return f"Crossing({self._place.stream}, at {self.position})"
+        return f"Crossing({self._captured.stream}, at {self.position})"
 
     async def batches(self, columns: Sequence[str] = SCHEMA.names) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield every selected message in order. Raises as `merge.read_stored` and `live.read_live` do."""
@@ -90,7 +90,7 @@ class Crossing:
 
     async def _read_sources(self) -> _Sources:
         """Read the state of the stream, then the archive: in this order no message is overlooked."""
-        return _Sources(await self._place.info(), await self._search.look())
+        return _Sources(await self._captured.info(), await self._search.look())
 
     async def _next(self, sources: _Sources, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the next messages from the archive, or from the stream if the archive has none."""
@@ -114,8 +114,8 @@ class Crossing:
         if archived := sequences_of(sources.objects):
             begin = min(begin, archived.first)
             if archived.last > self._target:
-                self._target = (await self._place.info())["state"]["last_seq"]
-            check_end(self._place.stream, archived, self._target)
+                self._target = (await self._captured.info())["state"]["last_seq"]
+            check_end(self._captured.stream, archived, self._target)
         self.position = max(self.position, begin - 1)
 
     def _is_over(self) -> bool:
@@ -138,12 +138,14 @@ class Crossing:
     async def _merge(
         self, plan: Sequence[Share], columns: Sequence[str], also: pa.RecordBatch | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        place = self._place
+        captured = self._captured
         if not plan:  # the stream has all messages
             if also:
                 yield also
             return
-        async with aclosing(merge_shares(place.store, plan, keys=place.keys, columns=columns, also=also)) as batches:
+        async with aclosing(
+            merge_shares(captured.store, plan, keys=captured.keys, columns=columns, also=also)
+        ) as batches:
             async for batch in batches:
                 yield batch
                 self.position = batch.column("sequence")[-1].as_py()
@@ -154,11 +156,11 @@ class Crossing:
         self, sources: _Sources, known: Sequences, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read the stream, up to a long run of messages in the archive."""
-        place, last = self._place, self._selection.end_sequence
+        captured, last = self._captured, self._selection.end_sequence
         if run := long_run(known):
             last = min(last, run - 1)
         async with aclosing(
-            read_live(place.natty, place.stream, sources.info, self.position, follow=self._follow)
+            read_live(captured.natty, captured.stream, sources.info, self.position, follow=self._follow)
         ) as steps:
             async for seen in steps:
                 rows = seen.rows.select(list(columns)) if seen.rows else None
@@ -196,9 +198,9 @@ class Crossing:
             lost -= Sequences.from_range(1, archived.last)
         if lost and self._gaps == "raise":
             raise DataLossError(
-                f"{len(lost):,} messages of {self._place.stream} ({lost.describe()}) are neither in the archive nor in"
-                f" the stream, which begins at {found.first:,}: they were purged, deleted, or expired before they were"
-                f" captured. To continue after them, skip gaps"
+                f"{len(lost):,} messages of {self._captured.stream} ({lost.describe()}) are neither in the archive nor"
+                f" in the stream, which begins at {found.first:,}: they were purged, deleted, or expired before they"
+                f" were captured. To continue after them, skip gaps"
             )
         if found.missing:
             self._on_gap(found.missing)

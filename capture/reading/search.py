@@ -27,8 +27,8 @@ LOOK_AGAIN = 0.2  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a stream's messages are: the archive's store and the function that lists its objects, and the server.
+class CapturedStream:
+    """A stream, and where its messages are: in the archive, whose objects `look` lists, and in the server.
 
     `created` is the creation time of the captured stream, in the server's own text; "" if that is not known.
     """
@@ -69,8 +69,8 @@ class Found:
 class Search:
     """Searches the archive for messages that the stream does not return."""
 
-    def __init__(self, place: Place, settled: int = 0) -> None:
-        self.place = place
+    def __init__(self, captured: CapturedStream, settled: int = 0) -> None:
+        self.captured = captured
         self._delivered: deque[tuple[float, int]] = (
             deque()
         )  # up to which sequence messages were delivered to capture, and when
@@ -78,11 +78,11 @@ class Search:
         self._deleted = ""  # the last object that was deleted before it was read
 
     def __repr__(self) -> str:
-        return f"Search({self.place.stream})"
+        return f"Search({self.captured.stream})"
 
     @property
     def settled(self) -> int:
-        """Up to which sequence messages are not about to be stored: for another search, at the same place."""
+        """Up to which sequence messages are not about to be stored: for another search, for the same stream."""
         return self._stored
 
     async def settle(self) -> None:
@@ -91,7 +91,7 @@ class Search:
         A message that the stream holds after that, and that is not in the archive then, is not one that capture has
         received and is about to store: only a purge makes a consumer skip messages, and it removes them.
         """
-        if states := await consumer_states(self.place.natty, self.place.config):
+        if states := await consumer_states(self.captured.natty, self.captured.config):
             self._stored = max(self._stored, Position.of(states).floor)
 
     async def look(self, first: int = 1, last: int = MAXIMUM) -> list[Stored]:
@@ -99,10 +99,10 @@ class Search:
 
         NotStoredError if the archive still names the object that `note_deleted` recorded.
         """
-        objects = await self.place.look(Where(sequences=(first, last)))
+        objects = await self.captured.look(Where(sequences=(first, last)))
         if self._deleted in {one.path for one in objects}:
             raise NotStoredError(
-                f"there is no {self._deleted} in {self.place.store.url}, and the archive still names it"
+                f"there is no {self._deleted} in {self.captured.store.url}, and the archive still names it"
             )
         return objects
 
@@ -116,7 +116,7 @@ class Search:
         A message that was purged or expired, and that was delivered to capture, may be stored soon: wait for it.
         """
         while True:
-            first = (await self.place.info())["state"]["first_seq"]
+            first = (await self.captured.info())["state"]["first_seq"]
             doubtful = await self._find_doubtful()
             objects = await self.look(holes.first, holes.last)
             plan = narrow(shares(objects, _span(holes)), holes)
@@ -138,7 +138,7 @@ class Search:
 
     async def _read_delivered(self) -> tuple[int, int]:
         """Return up to which sequence all, and up to which any, messages were delivered to running nodes."""
-        states = await consumer_states(self.place.natty, self.place.config)
+        states = await consumer_states(self.captured.natty, self.captured.config)
         at_work = [one for one in states if one["num_waiting"] or one["num_ack_pending"]]
         if not at_work:
             return 0, 0

@@ -25,7 +25,7 @@ from capture.formats.envelope import SCHEMA
 from capture.reading.direct_answers import list_sequences
 from capture.reading.live import check_end, check_unchanged, deleted_error
 from capture.reading.merge import GoneError, Look, make_look, merge_shares
-from capture.reading.search import Place, Search
+from capture.reading.search import CapturedStream, Search
 from capture.reading.shares import narrow, sequences_of
 from capture.reading.stream_range import StreamFacts, StreamRange, read_range
 from capture.stores import Store
@@ -47,7 +47,7 @@ OnGap = Callable[[str, Sequences], None]
 class Tail:
     """The messages that only the stream held when the snapshot was taken: these sequences of it."""
 
-    place: Place
+    captured: CapturedStream
     stream: StreamFacts
     wanted: Sequences
     search: Search
@@ -68,8 +68,8 @@ class Snapshot:
                     yield batch
 
 
-async def list_places(config: CaptureConfig, store: Store, natty: Natty, trust: Trust) -> list[Place]:
-    """Return where the messages of each stream of the archive are, or of the configured one.
+async def list_captured(config: CaptureConfig, store: Store, natty: Natty, trust: Trust) -> list[CapturedStream]:
+    """Return each stream of the archive, or the configured one.
 
     ConfigError; ManifestError if the archive does not say which streams it holds.
     """
@@ -79,7 +79,7 @@ async def list_places(config: CaptureConfig, store: Store, natty: Natty, trust: 
             f"the archive in {store.url} does not say which streams it holds: it has no records in {STREAMS}"
         )
     return [
-        Place(
+        CapturedStream(
             store=store,
             look=make_look(store, one.stream, natty=natty, archive=name, trust=trust),
             natty=natty,
@@ -92,7 +92,7 @@ async def list_places(config: CaptureConfig, store: Store, natty: Natty, trust: 
     ]
 
 
-async def take_snapshot(places: Sequence[Place], look: Look, on_missing: OnMissing) -> Snapshot:
+async def take_snapshot(streams: Sequence[CapturedStream], look: Look, on_missing: OnMissing) -> Snapshot:
     """Return where the messages of these streams are now; `look` lists the archive's objects of all of them.
 
     Every message that a stream acknowledged before the call is in it, unless it was removed without being captured. Of
@@ -100,29 +100,29 @@ async def take_snapshot(places: Sequence[Place], look: Look, on_missing: OnMissi
     CaptureError if a stream was created again, or restored to an earlier state.
     """
     begun = []
-    for place in places:
+    for captured in streams:
         try:
-            begun.append(await _begin(place))
+            begun.append(await _begin(captured))
         except StreamNotFoundError:
-            on_missing(place.stream)
+            on_missing(captured.stream)
     objects = await look()
     return Snapshot(objects, [await _follow_on(objects, *one) for one in begun])
 
 
-async def _begin(place: Place) -> tuple[Search, StreamFacts]:
-    search = Search(place)
+async def _begin(captured: CapturedStream) -> tuple[Search, StreamFacts]:
+    search = Search(captured)
     await search.settle()
-    return search, StreamFacts.of(await place.info())
+    return search, StreamFacts.of(await captured.info())
 
 
 async def _follow_on(objects: list[Stored], search: Search, stream: StreamFacts) -> Tail:
-    place = search.place
-    held = sequences_of(one for one in objects if one.stream == place.stream)
+    captured = search.captured
+    held = sequences_of(one for one in objects if one.stream == captured.stream)
     if held and held.last > stream.last:  # they were stored after the stream's state was read
-        stream = replace(stream, last=StreamFacts.of(await place.info()).last)
-        check_end(place.stream, held, stream.last)
+        stream = replace(stream, last=StreamFacts.of(await captured.info()).last)
+        check_end(captured.stream, held, stream.last)
         stream = replace(stream, last=held.last)
-    return Tail(place, stream, Sequences.from_range(stream.first, stream.last) - held, search)
+    return Tail(captured, stream, Sequences.from_range(stream.first, stream.last) - held, search)
 
 
 async def read_tail(
@@ -141,12 +141,12 @@ async def read_tail(
                 if mine := _sequences_in(rows) & left:
                     left -= mine
                     yield _pick(rows, mine).select(list(columns))
-        await check_unchanged(tail.place.natty, tail.stream)
+        await check_unchanged(tail.captured.natty, tail.stream)
         async with aclosing(_read_archive(tail, left, columns, on_gap)) as found:
             async for batch in found:
                 yield batch
     except StreamNotFoundError as error:
-        raise deleted_error(tail.place.stream) from error
+        raise deleted_error(tail.captured.stream) from error
 
 
 async def _read_archive(
@@ -156,14 +156,14 @@ async def _read_archive(
     while left:
         found = await tail.search.find(left)
         if found.gone:
-            on_gap(tail.place.stream, found.gone)
+            on_gap(tail.captured.stream, found.gone)
         left -= found.missing
         plan = narrow(found.plan, left)
         if not plan:
             return
         try:
             async with aclosing(
-                merge_shares(tail.place.store, plan, keys=tail.place.keys, columns=_with_sequence(columns))
+                merge_shares(tail.captured.store, plan, keys=tail.captured.keys, columns=_with_sequence(columns))
             ) as batches:
                 async for batch in batches:
                     left -= Sequences.from_iterable(batch.column("sequence").to_pylist())
@@ -201,7 +201,7 @@ async def _read_stream(tail: Tail, columns: Sequence[str]) -> AsyncGenerator[pa.
         try:
             for span in ranges:
                 wanted = StreamRange(tail.stream, *span)
-                async with aclosing(read_range(tail.place.natty, wanted, columns=columns)) as each:
+                async with aclosing(read_range(tail.captured.natty, wanted, columns=columns)) as each:
                     async for rows in each:
                         await room.acquire()
                         arrived.put_nowait(rows)

@@ -17,7 +17,7 @@ from capture.archive.trust import NO_CHECKS
 from capture.errors import CaptureError
 from capture.reading import duck
 from capture.reading.merge import make_look
-from capture.reading.tail import list_places, take_snapshot
+from capture.reading.tail import list_captured, take_snapshot
 from capture.stores import open_store
 from natty import NattyError
 
@@ -169,7 +169,7 @@ class Struck:
         config, gone = self.config, self.tally.gone
         store = open_store(config.store)
         look = make_look(store, config.stream, natty=self.client, archive=config.name)
-        snapshot = await take_snapshot(await list_places(config, store, self.client, NO_CHECKS), look, gone.append)
+        snapshot = await take_snapshot(await list_captured(config, store, self.client, NO_CHECKS), look, gone.append)
         tail = snapshot.read_tails(lambda _, lost: gone.append(lost))
         [[rows, distinct, _]] = (await duck.query(store, snapshot.objects, COUNTED, tail=tail)).rows
         return rows, distinct

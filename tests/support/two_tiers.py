@@ -16,7 +16,7 @@ from capture.ingest.record import Records
 from capture.reading import duck
 from capture.reading.merge import make_look
 from capture.reading.stream_range import StreamRange, read_range, stream_facts
-from capture.reading.tail import list_places, take_snapshot
+from capture.reading.tail import list_captured, take_snapshot
 from capture.stores import open_store
 
 COUNTED = "SELECT count(*), count(DISTINCT sequence), coalesce(sum(sequence), 0)::BIGINT FROM messages"
@@ -73,8 +73,8 @@ class TwoTiers:
         await self.natty.jetstream.request(f"STREAM.MSG.DELETE.{self.stream}", {"seq": sequence})
 
     async def snapshot(self):
-        places = await list_places(self.config, self.store, self.natty, NO_CHECKS)
-        return await take_snapshot(places, make_look(self.store, self.stream), self.absent.append)
+        streams = await list_captured(self.config, self.store, self.natty, NO_CHECKS)
+        return await take_snapshot(streams, make_look(self.store, self.stream), self.absent.append)
 
     async def look(self):
         return await make_look(self.store, self.stream)()

@@ -20,7 +20,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import DataLossError, KeyMissingError
 from capture.reading.merge import GoneError, make_look, merge_shares
 from capture.reading.read import identity_of
-from capture.reading.search import Place, Search
+from capture.reading.search import CapturedStream, Search
 from capture.reading.shares import Selection, Share, narrow, shares
 from capture.reading.stream_range import StreamFacts
 from capture.reading.tail import Tail, read_tail, take_snapshot
@@ -66,10 +66,10 @@ async def plan_union(natty: Natty, options: ReadOptions) -> list[InputPartition]
     ConfigError, NoArchiveError; CaptureError if the stream is not the captured one.
     """
     created = (await identity_of(open_store(options.archive), options.stream)).created
-    place = await _place(natty, options, created)
-    snapshot = await take_snapshot([place], place.look, _warn_missing)
+    captured = await _find_captured(natty, options, created)
+    snapshot = await take_snapshot([captured], captured.look, _warn_missing)
     selection = _selection(options)
-    if place.keys is None and (sealed := next(filter(is_encrypted, snapshot.objects), None)):
+    if captured.keys is None and (sealed := next(filter(is_encrypted, snapshot.objects), None)):
         raise KeyMissingError(f"{sealed.path} is encrypted, and there are no keys: give keyFile, or set {VARIABLE}")
     parts: list[InputPartition] = [
         ArchivePart(created, list(map(_pack, some)))
@@ -89,13 +89,13 @@ async def read_part(
 
     DataLossError if messages left the stream and were not captured; with `failOnDataLoss` false it logs that.
     """
-    selection, place = _selection(options), await _place(natty, options, part.created)
+    selection, captured = _selection(options), await _find_captured(natty, options, part.created)
     needed = list(dict.fromkeys([*columns, "sequence", *sorted(selection.columns)]))
     if isinstance(part, ArchivePart):
-        batches = _read_archive(place, list(map(_unpack, part.shares)), needed)
+        batches = _read_archive(captured, list(map(_unpack, part.shares)), needed)
     else:
-        search = Search(place, part.settled)
-        tail = Tail(place, part.stream, Sequences.from_text(part.wanted), search)
+        search = Search(captured, part.settled)
+        tail = Tail(captured, part.stream, Sequences.from_text(part.wanted), search)
         batches = read_tail(tail, columns=needed, on_gap=_fail if options.fail_on_data_loss else _warn)
     async with aclosing(batches):
         async for batch in batches:
@@ -127,10 +127,10 @@ def split(wanted: Sequences, count: int = 0) -> Iterator[Sequences]:
         yield wanted.within(first, after - 1)
 
 
-async def _place(natty: Natty, options: ReadOptions, created: str) -> Place:
+async def _find_captured(natty: Natty, options: ReadOptions, created: str) -> CapturedStream:
     store = open_store(options.archive)
     name = await archive_name(store)
-    return Place(
+    return CapturedStream(
         store=store,
         look=make_look(store, options.stream, natty=natty, archive=name),
         natty=natty,
@@ -141,13 +141,13 @@ async def _place(natty: Natty, options: ReadOptions, created: str) -> Place:
 
 
 async def _read_archive(
-    place: Place, plan: list[Share], columns: Sequence[str]
+    captured: CapturedStream, plan: list[Share], columns: Sequence[str]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield these shares. An object that was compacted and deleted meanwhile is read from the table."""
-    left, search = Sequences.union_of(share.given for share in plan), Search(place)
+    left, search = Sequences.union_of(share.given for share in plan), Search(captured)
     while left:
         try:
-            async with aclosing(merge_shares(place.store, plan, keys=place.keys, columns=columns)) as batches:
+            async with aclosing(merge_shares(captured.store, plan, keys=captured.keys, columns=columns)) as batches:
                 async for batch in batches:
                     yield batch
                     left -= Sequences.from_iterable(batch.column("sequence").to_pylist())

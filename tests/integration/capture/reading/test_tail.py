@@ -119,8 +119,8 @@ async def test_what_capture_stores_after_the_stream_was_read_is_in_the_answer_on
     await tiers.publish(10)
     begin = tail._begin
 
-    async def slow(place):
-        begun = await begin(place)
+    async def slow(captured):
+        begun = await begin(captured)
         await tiers.publish(5)
         await tiers.keep([9, 10, 13])
         return begun
@@ -133,10 +133,10 @@ async def test_what_leaves_the_stream_before_its_state_is_read_is_found_in_the_a
     await tiers.publish(10)
     begin = tail._begin
 
-    async def late(place):
+    async def late(captured):
         await tiers.keep([1, 2, 3])
         await tiers.natty.jetstream.request(f"STREAM.PURGE.{tiers.stream}", {"seq": 4})
-        return await begin(place)
+        return await begin(captured)
 
     monkeypatch.setattr(tail, "_begin", late)
     assert await tiers.ask() == counted(range(1, 11))
