@@ -41,7 +41,7 @@ class TableLeading(Leading):
     _commits: TableCommits | None = field(default=None, init=False, repr=False)  # None: not known what is committed
 
     @contextlib.asynccontextmanager
-    async def take_turn(self, now: Callable[[], float], *, anew: bool = False) -> AsyncIterator[TableCommits]:
+    async def take_turn(self, clock: Callable[[], float], *, anew: bool = False) -> AsyncIterator[TableCommits]:
         """While the body runs, it alone changes the table. With `anew`, or after a failure, read what is committed.
 
         NotSweptError until the sweep's leader has made a manifest. FencedError; ManifestError; StoreError.
@@ -49,7 +49,7 @@ class TableLeading(Leading):
         async with self._turn:
             commits, self._commits = self._commits, None
             if commits is None or anew:
-                commits = await _take_over(self, now())
+                commits = await _take_over(self, clock())
             yield commits
             self._commits = commits
 
