@@ -10,8 +10,10 @@ from enum import StrEnum
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import BUCKET as STATE
+from capture.ingest.group_source import roster_key
 from natty.elections.options import BUCKET as ELECTIONS
 from natty.elections.permissions import Permissions, api_subjects, bucket_reader, candidate, consumer
+from natty.groups.roster import MEMBERS_BUCKET as MEMBERS
 from natty.groups.settings import STATIC_BUCKET as GROUPS
 
 
@@ -34,15 +36,24 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False) -> Pe
     `reader` reads the archive and verifies it. `purge` and `restore` are for the commands of that name. With `setup`
     the role also creates missing buckets.
     """
-    made = api_subjects(f"STREAM.CREATE.KV_{STATE}", f"STREAM.CREATE.KV_{ELECTIONS}") if setup else ()
+    buckets = (STATE, ELECTIONS, *([MEMBERS] if config.group else []))
+    made = api_subjects(*(f"STREAM.CREATE.KV_{bucket}" for bucket in buckets)) if setup else ()
     return _ROLES[role](config) + Permissions(made)
 
 
 def _node(config: CaptureConfig) -> Permissions:
     stream = config.stream
-    found = consumer(stream, "*") + bucket_reader(GROUPS) if config.group else consumer(stream, config.durable)
+    found = _group(config) if config.group else consumer(stream, config.durable)
     own = (f"$KV.{STATE}.node.{config.name}.*", *api_subjects("INFO", f"STREAM.INFO.KV_{STATE}"))
     return found + _HEADS + Permissions(own)
+
+
+def _group(config: CaptureConfig) -> Permissions:
+    """Return what a node of a group needs: the consumers of all members, the group's record, its registration."""
+    stream = config.stream
+    verbs = (f"CONSUMER.RESET.{stream}.*", f"CONSUMER.UNPIN.{stream}.*", f"STREAM.MSG.GET.{stream}")
+    own = (f"$KV.{MEMBERS}.{roster_key(stream, config.group)}.*", *api_subjects(*verbs))
+    return consumer(stream, "*") + bucket_reader(GROUPS) + bucket_reader(MEMBERS) + Permissions(own)
 
 
 def _offices(config: CaptureConfig) -> Permissions:

@@ -9,6 +9,8 @@ import pytest
 from command_line import CommandLine
 from consuming import until
 from electing import vacated_archive
+from group_members import partitioned
+from hostile import MALFORMED, publish_raw
 from patient import PATIENCE, PATIENT
 from typer.testing import CliRunner
 
@@ -18,6 +20,8 @@ from natty.cli.app import make_app as make_natty_app
 from natty.consuming.dead_letters import DeadLetters
 from natty.consuming.dead_letters.streams import DeadLetterOptions, ensure_streams
 from natty.errors import NattyError
+from natty.groups.roster import MEMBERS_BUCKET
+from natty.kv import create_bucket
 from natty.testing import NatsServer, ServerOptions
 
 PASSWORD = "secret"
@@ -31,12 +35,15 @@ ROLES = {
     "watcher": ("natty", "permissions", "bucket", "conf", "--read-only"),
     "administrator": ("natty", "permissions", "administrator"),
     "node": ("capture", "permissions", "node", "--stream", "ORDERS"),
+    "shared": ("capture", "permissions", "node", "--stream", "SHARED"),
     "leader": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "compaction": ("capture", "permissions", "compaction", "--stream", "ORDERS"),
     "reader": ("capture", "permissions", "reader", "--stream", "ORDERS"),
     "purge": ("capture", "permissions", "purge", "--stream", "ORDERS"),
     "restore": ("capture", "permissions", "restore", "--stream", "ORDERS"),
 }
+IN_GROUP = {"CAPTURE_GROUP": "g", "CAPTURE_STREAM": "SHARED", "CAPTURE_STORE": "shared"}
+"""The environment of the role `shared`: a node that shares the stream with others."""
 CONFIG = """
 stream = "ORDERS"
 store = "lake"
@@ -87,7 +94,7 @@ def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
     folder = tmp_path_factory.mktemp("guarded")
     users = [f"{{user: root, password: {PASSWORD}}}"]
     for role, (program, *words) in ROLES.items():
-        done = CliRunner().invoke(APPS[program], words)
+        done = CliRunner().invoke(APPS[program], words, env=IN_GROUP if role == "shared" else {})
         assert done.exit_code == 0, done.output
         users.append(f"{{user: {role}, password: {PASSWORD}, {done.stdout}}}")
     options = ServerOptions(authorization="authorization {\nusers: [\n" + "\n".join(users) + "\n]\n}")
@@ -105,6 +112,10 @@ async def prepared(natty):
     await vacated_archive(natty, "ORDERS")
     await natty.create_bucket("conf")
     await natty.create_bucket("capture_state")
+    await natty.ensure_stream("SHARED", allow_batched=True, **partitioned("SHARED", 2))
+    await natty.static_group("SHARED", "g").create(2, members=["p0", "p1"])
+    await create_bucket(natty.jetstream, MEMBERS_BUCKET)
+    await publish_raw(natty, b"SHARED.k0", b"x", MALFORMED[0])
     await ensure_streams(natty.jetstream, DeadLetterOptions())
     for number in range(20):
         await natty.publish(f"orders.{number % 4}", json.dumps({"n": number}).encode(), msg_id=f"first-{number}")
@@ -259,6 +270,23 @@ async def recorded(natty):
     """Tell whether the sweep's leader has committed all that it commits."""
     election = natty.election("capture.ORDERS")
     return all([await election.last_commit(name) for name in ("manifest", "recording")])
+
+
+def test_a_node_that_shares_the_stream_with_others(guarded):
+    async def is_stored(natty):
+        members = await natty.static_group("SHARED", "g").members()
+        return all(one.exists and not (one.pending or one.unacked) for one in members)
+
+    shell = guarded.shell("shared")
+    shell.environment |= IN_GROUP
+    node = shell.start("capture", "run", "--node-name", "shared")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and not guarded.run("root", is_stored):
+        time.sleep(0.2)
+    node.send_signal(signal.SIGTERM)
+    done = shell.finish(node)
+    assert (done.status, time.monotonic() < deadline) == (0, True), done
+    assert all("natty_leaders" in line for line in guarded.refused("shared"))  # it takes part in no election
 
 
 @pytest.mark.long
