@@ -115,8 +115,12 @@ class Exposure(Protocol):
         """
         ...
 
-    async def announce(self, table: Table) -> None:
-        """Publish a committed table to readers that have no head. Idempotent; a later call repairs a missed one."""
+    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
+        """Publish a committed table to readers that have no head. Idempotent; a later call repairs a missed one.
+
+        `check` raises FencedError if the term is over, and is called before each write: a leader that stood still must
+        not replace what its successor has published.
+        """
         ...
 
 
@@ -135,7 +139,7 @@ class Unexposed:
         """Return no block."""
         return [], table.columns
 
-    async def announce(self, table: Table) -> None:
+    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
         """Do nothing: there are no readers."""
 
 

@@ -127,10 +127,11 @@ class Exposer:
 
         return await map_concurrently(files, read, at_once=AT_ONCE)
 
-    async def announce(self, table: Table) -> None:
+    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
         """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number.
 
-        The first call checks for each stream that all of Iceberg's files exist. If not, `is_due` returns True.
+        The first call checks for each stream that all of Iceberg's files exist. If not, `is_due` returns True. `check`
+        is called before each write, and raises FencedError if a successor may have written later ones.
         """
         for stream, one in table.iceberg.items():
             if stream not in self._checked or stream in self._damaged:
@@ -143,8 +144,9 @@ class Exposer:
             except (ManifestError, NotStoredError) as error:
                 self._report_damage(stream, one, error)
                 continue
-            await self._store.put(version_path(stream, one.number), data, if_absent=False)
-            await self._store.put(hint_path(stream), hint, if_absent=False)
+            for path, content in ((version_path(stream, one.number), data), (hint_path(stream), hint)):
+                check()
+                await self._store.put(path, content, if_absent=False)
 
     async def _check_objects(self, stream: str, exposed: Iceberg) -> None:
         listed = {one.path for one in await self._store.list(f"{folder(stream)}/")}

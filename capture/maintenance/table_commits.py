@@ -113,7 +113,7 @@ class TableCommits:
         self.head, self.table = await commit(
             self.index, pointer, self.head, before, after, now=now, grace=self.leading.grace, beside=beside
         )
-        await exposure.announce(self.table)
+        await exposure.announce(self.table, check=pointer.check)
         return self.table
 
     async def _move_retired(self, after: Table) -> Table:
@@ -188,7 +188,7 @@ async def _take_over(leading: TableLeading, now: float) -> TableCommits:
 
     renewed = partial(renew, leading.indexes.files)
     head, table = await current(leading.store, leading.pointer, Table, now, first, renewed)
-    await leading.exposure.announce(table)
+    await leading.exposure.announce(table, check=leading.pointer.check)
     return TableCommits(leading, head, table)
 
 

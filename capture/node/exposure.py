@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from capture.archive.iceberg_state import Expiry, is_reachable
@@ -46,10 +46,10 @@ class LoadedExposure:
             return await self._loaded.list_fitting(table, blocks)
         return [], table.columns
 
-    async def announce(self, table: Table) -> None:
-        """Announce a committed table to readers that do not read the head."""
+    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
+        """Announce a committed table to readers that do not read the head. FencedError if the term is over."""
         if loaded := await self._for(table):
-            await loaded.announce(table)
+            await loaded.announce(table, check=check)
             if self.catalog:
                 self.catalog.announce(table)
 

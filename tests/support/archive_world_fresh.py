@@ -87,7 +87,7 @@ class SetExposure:
     async def list_fitting(self, table, blocks):
         return list(blocks), table.columns
 
-    async def announce(self, table):
+    async def announce(self, table, *, check):
         pass
 
     def _name(self, kind):

@@ -125,6 +125,44 @@ class Interrupted(Exposer):
         return exposed
 
 
+class Late(Exposer):
+    """An exposer beside which something happens between committing and announcing."""
+
+    def __init__(self, world, happens):
+        super().__init__(world.store, world.rule, node="old")
+        self._happens, self._announces = happens, False
+
+    async def announce(self, table, **options):
+        self._announces = True
+        await super().announce(table, **options)
+        self._announces = False
+
+    async def _read_metadata(self, exposed):
+        data = await super()._read_metadata(exposed)
+        if self._announces:
+            await self._happens()
+        return data
+
+
+async def test_a_leader_that_is_deposed_after_its_commit_announces_nothing_in_the_place_of_its_successor():
+    world = await prepared()
+
+    async def successor():
+        for sequences in ([6], [7]):
+            await world.blocks(sequences)
+            await world.compact()
+            world.now += GRACE + 1
+        await world.compact()
+
+    with pytest.raises(FencedError):
+        await world.compact(exposer=Late(world, successor))
+    exposed = (await world.committed()).iceberg[STREAM]
+    assert await world.store.get(hint_path(STREAM)) == str(exposed.number).encode()
+    public = [one.path for one in await world.store.list(f"iceberg/{STREAM}/metadata/v")]
+    assert public == [version_path(STREAM, exposed.number), hint_path(STREAM)]
+    assert await world.seen() == [1, 2, 3, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("busy", [True, False], ids=["a successor that compacts", "a successor with nothing to do"])
 async def test_a_leader_that_is_deposed_after_it_has_written_the_metadata_commits_nothing(busy):
     world = await prepared(keep_for=1e9)
