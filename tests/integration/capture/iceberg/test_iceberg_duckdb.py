@@ -245,9 +245,9 @@ async def test_what_is_committed_later_is_there_and_nothing_can_be_written(duck,
 
 
 async def test_a_table_in_an_s3_server_is_read_over_tls_by_its_url_and_by_the_catalog(duck, s3, natty_tls):
-    store, state = await archive(s3.url("a lake"))
+    store, state = await archive(s3.url("a lake of ducks"))
     location = place(store)
-    assert location == "s3://lake/a lake/iceberg/S"
+    assert location == "s3://lake/a lake of ducks/iceberg/S"
     table = f"FROM iceberg_scan('{location}/metadata/v2.metadata.json')"
     with pytest.raises(Refused, match="SSL"):
         await duck.ask(secret(s3), table)
