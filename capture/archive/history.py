@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Self
@@ -12,11 +11,10 @@ from typing import Self
 from capture.archive.chain import decode, document_parts
 from capture.archive.recording import HISTORY, Earlier, Recording, history_path
 from capture.errors import ManifestError, NotStoredError
-from capture.stores.contract import ObjectInfo, Store
+from capture.stores.ahead import read_ahead
+from capture.stores.contract import Listing, ObjectInfo, Store
+from natty.wire.background import cancel_all
 
-AHEAD_OBJECTS = 32
-AHEAD_BYTES = 16 << 20
-"""The limit of documents that are read ahead; one larger document is read all the same."""
 DAYS_AT_ONCE = 4
 """Days of history that are listed together: 96 hours are more than are read ahead."""
 
@@ -32,49 +30,26 @@ class Prefetch:
     """
 
     def __init__(self, store: Store, objects: Iterable[ObjectInfo] = ()) -> None:
-        self.url = store.url
         self._store = store
-        self._waiting = deque(objects)
-        self._coming: dict[str, tuple[int, asyncio.Task[bytes]]] = {}
+        self._ahead, self._listed = read_ahead(store, objects), {one.path for one in objects}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await _cancel(task for _, task in self._coming.values())
+        await self._ahead.__aexit__()
 
     def __contains__(self, path: str) -> bool:
-        return path in self._coming or any(one.path == path for one in self._waiting)
+        return path in self._listed
 
     async def get(self, path: str) -> bytes:
         """Return the whole object. NotStoredError if it does not exist."""
-        if path not in self:
-            return await self._store.get(path)
-        await self._pass_over(path)
-        self._fetch()
-        _, task = self._coming[path]
-        await asyncio.wait([task])
-        del self._coming[path]
-        return task.result()
-
-    async def _pass_over(self, path: str) -> None:
-        """Forget the objects before this one."""
-        passed = []
-        while self._coming and path not in list(self._coming)[:1]:
-            passed.append(self._coming.pop(next(iter(self._coming)))[1])
-        while not self._coming and self._waiting[0].path != path:
-            self._waiting.popleft()
-        await _cancel(passed)
-
-    def _fetch(self) -> None:
-        size = sum(size for size, _ in self._coming.values())
-        while self._waiting and len(self._coming) < AHEAD_OBJECTS:
-            one = self._waiting[0]
-            size += one.bytes
-            if self._coming and size > AHEAD_BYTES:
-                break
-            self._waiting.popleft()
-            self._coming[one.path] = (one.bytes, asyncio.create_task(self._store.get(one.path)))
+        if path in self._listed:
+            self._listed.discard(path)
+            await self._ahead.skip_to(lambda one: one.path == path)
+            if await self._ahead.first():
+                return await self._ahead.take()
+        return await self._store.get(path)
 
 
 class PastHours(Prefetch):
@@ -86,50 +61,35 @@ class PastHours(Prefetch):
     def __init__(self, store: Store, until: str = HISTORY) -> None:
         super().__init__(store)
         self._until = until
-        self._next: datetime | None = None  # the day to list next
-        self._listing: asyncio.Task[list[ObjectInfo]] | None = None
-
-    async def __aexit__(self, *_: object) -> None:
-        await super().__aexit__()
-        await _cancel([self._listing] if self._listing else [])
 
     async def get(self, path: str) -> bytes:
         """As above. The hours before this one are prefetched, over a gap of a few days too."""
-        if path not in self:
-            await self._take_listed()
+        await self._ahead.first()
         if path not in self and (day := _day_of(path)):
-            self._next = day
-            self._list_more()
-            await self._take_listed()
-        elif self._listing is not None and self._listing.done():
-            await self._take_listed()
-        if self._listing is None and len(self._waiting) <= AHEAD_OBJECTS:
-            self._list_more()
+            await self._ahead.__aexit__()
+            self._ahead, self._listed = read_ahead(self._store, self._list_from(day)), set()
+            await self._ahead.first()
         return await super().get(path)
 
-    def _list_more(self) -> None:
-        if (day := self._next) and f"{HISTORY}{day:%Y-%m-%d}/~" > self._until:
-            self._listing = asyncio.create_task(self._list_days([day - timedelta(n) for n in range(DAYS_AT_ONCE)]))
-            self._next = day - timedelta(DAYS_AT_ONCE)
+    async def _list_from(self, day: datetime) -> AsyncGenerator[ObjectInfo, None]:
+        """Yield the recordings of this day and of those before it, up to DAYS_AT_ONCE days without one."""
+        listing = asyncio.create_task(self._list_days(day))
+        try:
+            while found := await listing:
+                day -= timedelta(DAYS_AT_ONCE)
+                listing = asyncio.create_task(self._list_days(day))
+                self._listed.update(one.path for one in found)
+                for one in found:
+                    yield one
+        finally:
+            await cancel_all([listing])
 
-    async def _list_days(self, days: Iterable[datetime]) -> list[ObjectInfo]:
+    async def _list_days(self, last: datetime) -> Listing:
+        if f"{HISTORY}{last:%Y-%m-%d}/~" <= self._until:
+            return []
+        days = [last - timedelta(number) for number in range(DAYS_AT_ONCE)]
         listed = await asyncio.gather(*(self._store.list(f"{HISTORY}{day:%Y-%m-%d}/") for day in days))
         return [one for found in listed for one in reversed(found) if one.path >= self._until]
-
-    async def _take_listed(self) -> None:
-        """Append the listed objects. If these days have none, listing continues at the next path that is requested."""
-        listing, self._listing = self._listing, None
-        if listing is not None:
-            found = await listing
-            self._waiting.extend(found)
-            self._next = self._next if found else None
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[bytes] | asyncio.Task[list[ObjectInfo]]]) -> None:
-    waiting = list(tasks)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _day_of(path: str) -> datetime | None:

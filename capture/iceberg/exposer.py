@@ -34,11 +34,11 @@ from capture.iceberg.manifest_list import Listed, read_list
 from capture.iceberg.manifest_plan import LARGEST, list_holding, list_to_merge
 from capture.iceberg.memory_catalog import MemoryFiles
 from capture.iceberg.position_deletes import mask
-from capture.iceberg.recent import RecentObjects
 from capture.iceberg.snapshot import Added, NewFile, NewSnapshot, Opened, without_snapshots
 from capture.maintenance.compaction_plan import new_name
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
 from capture.stores.contract import Store
+from capture.stores.recent import Recent
 from natty.wire.background import map_concurrently
 
 AT_ONCE = 16
@@ -68,7 +68,7 @@ class Exposer:
         self._base = archive_location(store, self._rule.location)
         self._node = node
         self._unique = unique
-        self._recent = RecentObjects()
+        self._recent = Recent[tuple[str, str | None]]()  # Iceberg's files by path and SHA-256
         self._lists: dict[str, tuple[str, list[Listed]]] = {}
         self._evolved: dict[str, tuple[UUID, int, str]] = {}
         self._facts: dict[tuple[str, bytes], Facts] = {}  # by path and sequences
@@ -140,7 +140,7 @@ class Exposer:
             if stream in self._damaged or await _read_if_stored(self._store, hint_path(stream)) == hint:
                 continue
             try:
-                data = await self._read_metadata(one)
+                data = await self._read(one.metadata, one.sha256)
             except (ManifestError, NotStoredError) as error:
                 self._report_damage(stream, one, error)
                 continue
@@ -164,9 +164,6 @@ class Exposer:
             reason,
             extra={"action": "iceberg_anew"},
         )
-
-    async def _read_metadata(self, exposed: Iceberg) -> bytes:
-        return await self._recent.read(self._store, exposed.metadata, exposed.sha256)
 
     def _place(self, stream: str) -> str:
         return f"{self._base}/{folder(stream)}"
@@ -196,7 +193,7 @@ class Exposer:
 
     async def _continue(self, change: _StreamChange, before: Iceberg, facts: Sequence[Facts]) -> Table:
         """Return the table with a new snapshot if files came or went, and without the expired ones."""
-        metadata = TableMetadataUtil.parse_raw((await self._read_metadata(before)).decode())
+        metadata = TableMetadataUtil.parse_raw((await self._read(before.metadata, before.sha256)).decode())
         snapshots = before.snapshots
         if change.came or change.gone:
             metadata, snapshots = await self._add_snapshot(change, before, metadata, facts)
@@ -264,7 +261,7 @@ class Exposer:
 
         async def read(location: str) -> bytes:
             path = self._path(location)
-            return await self._recent.read(self._store, path, digests.get(path))
+            return await self._read(path, digests.get(path))
 
         known, listed = self._lists.get(change.stream, ("", []))
         if known != manifest_list:
@@ -315,6 +312,16 @@ class Exposer:
             described.append(NewFile(entry, one.first, mask(files, location, entry, read.masked)))
         return described
 
+    async def _read(self, path: str, digest: str | None) -> bytes:
+        """Return an object that the table names. NotStoredError; ManifestError if its SHA-256 is another one."""
+        data = self._recent.get((path, digest))
+        if data is None:
+            data = await self._store.get(path)
+            if sha256(data).hexdigest() != digest:
+                raise ManifestError(f"{path} was changed: its SHA-256 is not the one that the table names")
+            self._recent.add((path, digest), data)
+        return data
+
     async def _put_all(self, files: MemoryFiles) -> dict[str, str]:
         """Store the new files, and forget them. Return their SHA-256, by path."""
         objects: dict[str, str] = {}
@@ -323,7 +330,7 @@ class Exposer:
             path, data = self._path(location), files.content.pop(location)
             objects[path] = sha256(data).hexdigest()
             await self._store.put(path, data)
-            self._recent.add(path, objects[path], data)
+            self._recent.add((path, objects[path]), data)
 
         await map_concurrently(files.written, put, at_once=AT_ONCE)
         files.written.clear()

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from capture.archive.index.contents import Indexes
+from capture.archive.index.contents import Indexes, find_consumed
 from capture.archive.index.page import Entry
-from capture.archive.index.tree import Where
+from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import held_of
+from capture.archive.index.version import Version
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.picture import Picture
 from capture.archive.retention import Retention
@@ -44,14 +45,14 @@ async def read_input(
     indexes: Indexes, manifest: Manifest, table: Table, policy: Policy, retention: Retention, now: float
 ) -> Input:
     """Return what a compaction may change at `now` (Unix seconds). ManifestError; StoreError."""
-    reading = _Reading(indexes, manifest, table)
-    consumed = await reading.find_consumed()
+    consumed = await find_consumed(indexes.blocks, manifest, table)
     paths = {one.path for one in consumed}
     sources = [(indexes.blocks, manifest.index), (indexes.files, table.index)]
     expiring = await find_expiring(retention, sources, now, left_out=consumed)
     expired = {one.path for part in expiring.objects for one in part}
-    blocks = await reading.find_waiting(policy, paths | expired)
-    files = {one.path: one for one in (*await reading.find_beside(blocks), *expiring.objects[1])}
+    blocks = await _find_waiting(indexes.blocks, manifest.index, policy, paths | expired)
+    beside = await _find_beside(blocks, indexes.files, table.index)
+    files = {one.path: one for one in (*beside, *expiring.objects[1])}
     streams = sorted({one.stream for one in blocks})
     picture = Picture(manifest.with_listed([*consumed, *blocks]), table.with_listed([*files.values()]))
     return Input(
@@ -64,42 +65,23 @@ async def read_input(
     )
 
 
-@dataclass(frozen=True)
-class _Reading:
-    indexes: Indexes
-    manifest: Manifest
-    table: Table
+async def _find_waiting(index: Index, version: Version, policy: Policy, leave: set[str]) -> list[Stored]:
+    """Return the blocks of the oldest intervals that may be merged."""
+    found: list[Entry] = []
+    async for part in index.scan(version):
+        found += [one for one in part if one.path not in leave and is_mergeable(one, policy)]
+        if len(found) >= MOST_BLOCKS:
+            break
+    return await index.wholes(found[:MOST_BLOCKS])
 
-    async def find_consumed(self) -> list[Stored]:
-        """Return the blocks that the table has consumed and that the manifest still names."""
-        places = [one for one in self.table.consumed if not isinstance(one, str)]
-        found = [*(await self.indexes.blocks.find(self.manifest.index, places)).values()]
-        if paths := {one for one in self.table.consumed if isinstance(one, str)}:  # by a version before format 3
-            parts = self.indexes.blocks.scan(self.manifest.index)
-            found += [one async for part in parts for one in part if one.path in paths]
-        return await self._whole(found)
 
-    async def find_waiting(self, policy: Policy, leave: set[str]) -> list[Stored]:
-        """Return the blocks of the oldest intervals that may be merged."""
-        found: list[Entry] = []
-        async for part in self.indexes.blocks.scan(self.manifest.index):
-            found += [one for one in part if one.path not in leave and is_mergeable(one, policy)]
-            if len(found) >= MOST_BLOCKS:
-                break
-        return await self._whole(found[:MOST_BLOCKS])
-
-    async def find_beside(self, blocks: list[Stored]) -> list[Stored]:
-        """Return the table files with the stream, interval and key of one of these blocks."""
-        keys: dict[tuple[str, int], set[str]] = defaultdict(set)
-        for one in blocks:
-            keys[one.stream, one.interval].add(one.key)
-        found: list[Stored] = []
-        for (stream, interval), wanted in sorted(keys.items()):
-            where = Where(stream=stream, since=interval, until=interval + 1)
-            async for part in self.indexes.files.scan(self.table.index, where):
-                mine = [one for one in part if one.key in wanted]
-                found += await self.indexes.files.wholes(mine)
-        return found
-
-    async def _whole(self, entries: list[Entry]) -> list[Stored]:
-        return await self.indexes.blocks.wholes(entries)
+async def _find_beside(blocks: list[Stored], index: Index, version: Version) -> list[Stored]:
+    """Return the table files with the stream, interval and key of one of these blocks."""
+    keys: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for one in blocks:
+        keys[one.stream, one.interval].add(one.key)
+    found: list[Stored] = []
+    for (stream, interval), wanted in sorted(keys.items()):
+        async for part in index.scan(version, Where(stream=stream, since=interval, until=interval + 1)):
+            found += await index.wholes([one for one in part if one.key in wanted])
+    return found

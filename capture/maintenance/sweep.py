@@ -12,7 +12,15 @@ import msgspec
 
 from capture.archive import chain
 from capture.archive.chain import Head, HeadReader, current
-from capture.archive.index.contents import Indexes, commit, ensure_index, find_orphans, read_paths, renew
+from capture.archive.index.contents import (
+    Indexes,
+    commit,
+    ensure_index,
+    find_consumed,
+    find_orphans,
+    read_paths,
+    renew,
+)
 from capture.archive.index.held import read_lowest
 from capture.archive.index.page import place_of
 from capture.archive.index.tree import Index
@@ -207,7 +215,9 @@ class _Archive:
         overtaken = await find_existing(self.store, [one for one in fresh if one.path not in listed])
         objects = [*objects, *(ObjectInfo(one.path, one.bytes, now) for one in overtaken)]
         listed |= {one.path for one in overtaken}
-        consumed = await self._find_consumed(manifest, table)
+        consumed: list[Stored] = []
+        if table and table.number != manifest.of_table:  # otherwise a sweep has let them go
+            consumed = await find_consumed(blocks, manifest, table)
         adding = [one for one in fresh if one.path in listed]
         expiring = await self._find_expiring(manifest, table, retention, now, adding, consumed)
         loaded = {one.path: one for one in await blocks.wholes(adopted)}
@@ -223,17 +233,6 @@ class _Archive:
             needed=await self._find_needed(manifest, table) if self.full else {},
         )
         return _Seen(manifest.with_listed([*loaded.values()]), table, entries, objects, unreadable, rest, self.full)
-
-    async def _find_consumed(self, manifest: Manifest, table: Table | None) -> list[Stored]:
-        """Return the adopted blocks that the table has consumed; none after a sweep that has let them go."""
-        if table is None or table.number == manifest.of_table:
-            return []
-        blocks = self.indexes.blocks
-        places = [one for one in table.consumed if not isinstance(one, str)]
-        found = [*(await blocks.find(manifest.index, places)).values()]
-        if paths := {one for one in table.consumed if isinstance(one, str)}:  # a table of an earlier format
-            found += [one async for part in blocks.scan(manifest.index) for one in part if one.path in paths]
-        return await blocks.wholes(found)
 
     async def _find_expiring(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
 from copy import copy
 from typing import Any, NoReturn, Self
@@ -12,14 +11,16 @@ from pyarrow import NativeFile, PythonFile
 from pyarrow.fs import FileInfo, FileSystemHandler, FileType
 
 from capture.errors import CaptureError
+from capture.stores.recent import Recent
 from capture.stores.stored_file import Ranges, StoredFile
+from natty.wire.background import cancel_all
 
 SMALL_BYTES = 256 << 10
 """Objects of this size are fetched whole: one request costs less than reading the footer and some columns of it."""
 AHEAD = 32
 """Small objects that are fetched before they are opened."""
 KEPT_BYTES = 16 << 20
-"""Of small objects that are kept in memory: engines read footers first, and later the columns."""
+"""Of small objects that are kept in memory beside those in flight: engines read footers first, later the columns."""
 
 
 class SmallObjects:
@@ -30,20 +31,17 @@ class SmallObjects:
 
     def __init__(self, ranges: Ranges, sizes: Mapping[str, int]) -> None:
         self._ranges = ranges
-        small = {path: size for path, size in sizes.items() if size <= SMALL_BYTES}
-        self._order = list(small)
-        self._places = {path: place for place, path in enumerate(small)}
-        self._sizes = small
-        self._size = 0  # of those that are kept
-        self._kept: OrderedDict[str, asyncio.Task[bytes]] = OrderedDict()  # in order of their last reads
+        self._sizes = {path: size for path, size in sizes.items() if size <= SMALL_BYTES}
+        self._order = list(self._sizes)
+        self._places = {path: place for place, path in enumerate(self._order)}
+        self._coming: dict[str, asyncio.Task[bytes]] = {}
+        self._kept = Recent[str](KEPT_BYTES)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._kept.values():
-            task.cancel()
-        await asyncio.gather(*self._kept.values(), return_exceptions=True)
+        await cancel_all(self._coming.values())
 
     @property
     def url(self) -> str:
@@ -55,32 +53,23 @@ class SmallObjects:
         place = self._places.get(path)
         if place is None:
             return await self._ranges.get_range(path, start, length)
-        task = self._fetch(path)
-        for following in self._order[place + 1 : place + 1 + AHEAD]:
-            self._fetch(following)
-        self._kept.move_to_end(path)
-        self._forget()
-        await asyncio.wait([task])  # others may wait for it, too
-        return task.result()[start : start + length]
+        for one in self._order[place : place + 1 + AHEAD]:
+            if one not in self._kept and one not in self._coming:
+                self._coming[one] = asyncio.create_task(self._read_whole(one))
+        data = self._kept.get(path)
+        if data is None:
+            task = self._coming[path]
+            await asyncio.wait([task])  # others may wait for it, too
+            if self._coming.get(path) is task:  # it failed
+                del self._coming[path]
+            data = task.result()
+        return data[start : start + length]
 
-    def _fetch(self, path: str) -> asyncio.Task[bytes]:
-        if path not in self._kept:
-            self._kept[path] = asyncio.create_task(_read_whole(self._ranges, path, self._sizes[path]))
-            self._size += self._sizes[path]
-        return self._kept[path]
-
-    def _forget(self) -> None:
-        """Forget the objects that were not read for the longest time, as far as the others fill the memory."""
-        for path in list(self._kept):
-            if self._size <= KEPT_BYTES:
-                return
-            if self._kept[path].done():
-                self._kept.pop(path).exception()  # retrieves the error of an unused object
-                self._size -= self._sizes[path]
-
-
-async def _read_whole(ranges: Ranges, path: str, size: int) -> bytes:
-    return await ranges.get_range(path, 0, size)
+    async def _read_whole(self, path: str) -> bytes:
+        data = await self._ranges.get_range(path, 0, self._sizes[path])
+        self._kept.add(path, data)
+        del self._coming[path]
+        return data
 
 
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from capture.archive.index.contents import Indexes, scan_from
 from capture.archive.index.page import Entry, Page, Ref
@@ -22,8 +21,9 @@ from capture.archive.sequences import Sequences
 from capture.archive.trust import NO_CHECKS, Trust, read_trusted_documents
 from capture.errors import ManifestError
 from capture.maintenance.sweep import find_existing, read_entries
+from capture.stores.ahead import Ahead
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
-from natty.wire.background import map_concurrently
+from natty.wire.background import cancel_all, map_concurrently
 
 Item = TypeVar("Item", Stored, Ref)
 
@@ -106,21 +106,20 @@ class Inventory:
 
         Memory holds the leaves whose ranges of sequences overlap: of hourly objects those of about an hour.
         """
-        ahead: deque[Stored | asyncio.Future[Stored]] = deque()
-        try:
-            async with aclosing(self._find_in_order(self._narrow(where))) as found:
-                async for index, one in found:
-                    self._trust.check_objects([one])
-                    if index is not None and isinstance(one, Entry) and one.apart:
-                        ahead.append(asyncio.ensure_future(index.whole(one)))
-                    else:
-                        ahead.append(one)
-                    if len(ahead) > AHEAD:
-                        yield await _wait_for(ahead.popleft())
-            while ahead:
-                yield await _wait_for(ahead.popleft())
-        finally:
-            await _cancel(one for one in ahead if isinstance(one, asyncio.Future))
+        loop = asyncio.get_running_loop()
+
+        def complete(found: tuple[Index | None, Stored]) -> Awaitable[Stored]:
+            index, one = found
+            if index is not None and isinstance(one, Entry) and one.apart:
+                return index.whole(one)
+            ready = loop.create_future()  # costs less than a task
+            ready.set_result(one)
+            return ready
+
+        async with aclosing(aiter(Ahead(self._find_in_order(self._narrow(where)), complete, most=AHEAD))) as objects:
+            async for _, one in objects:
+                self._trust.check_objects([one])
+                yield one
 
     async def select(self, choose: Choose) -> list[Stored]:
         """Return the objects that `choose` takes, and whose pages it takes: it may take more than it needs."""
@@ -217,22 +216,11 @@ class _Pages:
 
     async def close(self) -> None:
         """Cancel the reads in flight."""
-        await _cancel(task for *_, task in self._ahead)
+        await cancel_all(task for *_, task in self._ahead)
 
 
 async def _complete(index: Index, one: Stored) -> Stored:
     return await index.whole(one) if isinstance(one, Entry) and one.apart else one
-
-
-async def _wait_for(one: Stored | asyncio.Future[Stored]) -> Stored:
-    return await one if isinstance(one, asyncio.Future) else one
-
-
-async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    tasks = list(tasks)
-    for one in tasks:
-        one.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def take_inventory(store: Store, stream: str = "", *, trust: Trust = NO_CHECKS) -> Inventory:

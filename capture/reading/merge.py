@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -34,6 +33,7 @@ from capture.maintenance.sweep import find_existing, read_entries
 from capture.reading.cursor import Cursor, position, read_share
 from capture.reading.shares import EVERYTHING, Selection, Share, shares
 from capture.reading.spool import Room, Spooled, Work, keep, spool
+from capture.stores.ahead import Ahead
 from capture.stores.contract import Store
 from natty import Natty
 
@@ -147,15 +147,27 @@ async def merge_shares(
     active = [Cursor(iter([also]), len(also))] if also else []
     worker = ThreadPoolExecutor(1, "capture-merge")  # Arrow reuses freed memory in the same thread only
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
-    async with _Ahead(store, plan, opener.room, work, memory_bytes // 8) as waiting:
+
+    async def fetch(share: Share) -> Spooled:
+        return await _fetch(store, share.stored, opener.room, work)
+
+    async with Ahead(
+        plan,
+        fetch,
+        most=AHEAD_SMALL,
+        most_bytes=memory_bytes // 8,
+        size=lambda share: share.stored.bytes,
+        least=AHEAD,
+        discard=Spooled.close,
+    ) as waiting:
         try:
-            while (upcoming := await waiting.find_first()) is not None or active:
-                while upcoming is not None and upcoming <= min((one.head for one in active), default=MAXIMUM):
+            while (share := await waiting.first()) or active:
+                while share and share.given.first <= min((one.head for one in active), default=MAXIMUM):
                     if len(active) >= FAN_IN:
                         await work(opener.fold, active)
-                    await work(opener.open, *await waiting.take(), active)
-                    upcoming = await waiting.find_first()
-                upto = MAXIMUM if upcoming is None else upcoming - 1
+                    await work(opener.open, share, await waiting.take(), active)
+                    share = await waiting.first()
+                upto = share.given.first - 1 if share else MAXIMUM
                 rows = await work(_step, active, upto, opener.piece_bytes)
                 active = [one for one in active if not one.ended]
                 for batch in rows:
@@ -220,63 +232,6 @@ class _Opener:
         while cursors:
             yield from _step(cursors, MAXIMUM, self.piece_bytes)
             cursors = [one for one in cursors if not one.ended]
-
-
-class _Ahead:
-    """The objects of a plan: AHEAD are fetched in advance, or AHEAD_SMALL within `ahead_bytes`."""
-
-    def __init__(
-        self,
-        store: Store,
-        plan: Iterable[Share] | AsyncGenerator[Share, None],
-        room: Room,
-        work: Work,
-        ahead_bytes: int,
-    ) -> None:
-        self._plan: AsyncGenerator[Share, None] = plan if isinstance(plan, AsyncGenerator) else _in_turn(plan)
-        self._store, self._room, self._work, self._ahead_bytes = store, room, work, ahead_bytes
-        self._next: Share | None = None
-        self._fetched: deque[tuple[Share, asyncio.Task[Spooled]]] = deque()
-        self._size = 0  # bytes of those that are fetched
-
-    async def __aenter__(self) -> Self:
-        self._next = await anext(self._plan, None)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._plan.aclose()
-        tasks = [task for _, task in self._fetched]
-        for one in tasks:
-            one.cancel()
-        for done in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(done, Spooled):
-                done.close()
-
-    async def find_first(self) -> int | None:
-        """Return the first sequence of the next share; None if there is none."""
-        while self._next is not None and len(self._fetched) < AHEAD_SMALL:
-            size = self._next.stored.bytes
-            if len(self._fetched) >= AHEAD and self._size + size > self._ahead_bytes:
-                break
-            self._fetched.append(
-                (self._next, asyncio.create_task(_fetch(self._store, self._next.stored, self._room, self._work)))
-            )
-            self._size += size
-            self._next = await anext(self._plan, None)
-        return self._fetched[0][0].given.first if self._fetched else None
-
-    async def take(self) -> tuple[Share, Spooled]:
-        """Return the next share and its object. There must be one. GoneError."""
-        share, fetching = self._fetched[0]
-        spooled = await fetching
-        self._fetched.popleft()
-        self._size -= share.stored.bytes
-        return share, spooled
-
-
-async def _in_turn(plan: Iterable[Share]) -> AsyncGenerator[Share, None]:
-    for share in plan:
-        yield share
 
 
 async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from natty.errors import ConnectionClosedError, WrongLoopError
+from natty.wire.background import cancel_all
 
 T = TypeVar("T")
 
@@ -74,6 +75,16 @@ class Loop:
             running.cancel()
             raise
 
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield the items of an asynchronous generator; it makes the next item while the caller works on the last."""
+        upcoming = self.call(_begin(items))
+        try:
+            while found := self.call(_result(upcoming)):
+                upcoming = self.call(_begin(items))
+                yield found[0]
+        finally:
+            self.call(_close(items, upcoming))
+
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function on the loop; do nothing if it has ended."""
         if self.is_ours:
@@ -87,3 +98,22 @@ class Loop:
             self._ended = True
         self.call_soon(self._over.set)
         self._thread.join()
+
+
+async def _begin(items: AsyncGenerator[T, None]) -> asyncio.Task[tuple[T] | None]:
+    return asyncio.create_task(_next(items))
+
+
+async def _next(items: AsyncGenerator[T, None]) -> tuple[T] | None:
+    async for item in items:
+        return (item,)
+    return None
+
+
+async def _result(task: asyncio.Task[T]) -> T:
+    return await task
+
+
+async def _close(items: AsyncGenerator[T, None], upcoming: asyncio.Task[tuple[T] | None]) -> None:
+    await cancel_all([upcoming])
+    await items.aclose()

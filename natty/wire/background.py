@@ -1,4 +1,4 @@
-"""Work in the background that is started again when it fails, many calls, a few at a time, and limited waits."""
+"""Work in the background: started again when it fails, cancelled; many calls, a few at a time; limited waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 AGAIN_AFTER = 1.0  # seconds before the second try; doubled with every further one
 LONGEST_PAUSE = 60.0
@@ -79,3 +79,11 @@ async def map_concurrently(
     for error in filter(None, ended):
         raise error
     return [results[place] for place in sorted(results)]
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel these tasks and wait for their ends. Their results and errors are ignored."""
+    tasks = list(tasks)
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -36,14 +36,14 @@ from capture.archive.picture import Picture
 from capture.archive.recording import HISTORY, HOUR, Earlier, Recording, StreamRecord, add_hour, history_path
 from capture.archive.table import Table
 from capture.maintenance.leading import Leading
-from capture.maintenance.merge import inputs
-from capture.maintenance.merge.inputs import fetch_ahead, fetch_blocking
+from capture.maintenance.merge.inputs import fetch_blocking
 from capture.maintenance.sweep import sweep
 from capture.reading import arrowfs, merge
 from capture.reading.duck import query
 from capture.reading.merge import make_look, merge_shares
 from capture.reading.shares import plan_shares
-from capture.stores import Store, open_store
+from capture.stores import Store, ahead, open_store
+from capture.stores.ahead import read_ahead
 from capture.stores.deletion import delete_all
 from capture.testing import HeadState, MemoryHead
 from capture.verification import objects as verification
@@ -152,7 +152,7 @@ async def measure_reads(near: Callable[[str], Store], far: Callable[[str], Store
         assert sum([len(batch) async for batch in merge_shares(store, plan)]) == 10 * blocks
 
     async def executor(store: Store) -> None:
-        assert len([one async for one in fetch_ahead(store, objects)]) == blocks
+        assert len([one async for one in read_ahead(store, objects)]) == blocks
 
     async def worker(store: Store) -> None:
         assert len(await asyncio.to_thread(lambda: list(fetch_blocking(store, objects)))) == blocks
@@ -172,7 +172,7 @@ async def measure_reads(near: Callable[[str], Store], far: Callable[[str], Store
         before.setattr(arrowfs, "SMALL_BYTES", -1)
         before.setattr(verification, "OBJECTS_AT_ONCE", 4)
         before.setattr(merge, "AHEAD_SMALL", merge.AHEAD)
-        before.setattr(inputs, "AHEAD_OBJECTS", 8)
+        before.setattr(ahead, "AHEAD_OBJECTS", 8)
         await measure("cat, read, restore: 2 ahead", far("reads"), cat)
         await measure("compaction: 8 ahead", far("reads"), executor)
         await measure("Spark's executors: one after the other", far("reads"), serial)

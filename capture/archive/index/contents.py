@@ -91,6 +91,14 @@ async def read_paths(index: Index, document: Indexed) -> set[str]:
     return {one.path async for part in index.scan(document.index) for one in part}
 
 
+async def find_consumed(blocks: Index, manifest: Manifest, table: Table) -> list[Stored]:
+    """Return the blocks that the table has consumed and that the manifest still names. ManifestError; StoreError."""
+    found = [*(await blocks.find(manifest.index, (one for one in table.consumed if not isinstance(one, str)))).values()]
+    if paths := {one for one in table.consumed if isinstance(one, str)}:  # by a version before format 3
+        found += [one async for part in blocks.scan(manifest.index) for one in part if one.path in paths]
+    return await blocks.wholes(found)
+
+
 async def find_orphans(index: Index, document: Indexed, objects: Listing, before: float) -> list[str]:
     """Return the pages that were written before this time and that the document does not name: their writers failed.
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 from capture.archive.index.page import (
@@ -25,7 +23,9 @@ from capture.archive.index.version import Name, Place, Version
 from capture.archive.manifest import Stored
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import ManifestError, NotStoredError
+from capture.stores.ahead import Ahead
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from capture.stores.recent import MOST_BYTES, Recent
 from natty.wire.background import map_concurrently
 
 _FIELDS = Stored.__struct_fields__
@@ -36,8 +36,6 @@ Look = Callable[[str, Sequence[Entry]], Awaitable[None]]
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-CACHE_BYTES = 32 << 20
-"""Stored bytes of pages that are kept in memory."""
 AHEAD = 8
 """Pages that a scan reads ahead."""
 
@@ -66,7 +64,7 @@ SIZES = Sizes()
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Which entries to find: of a stream, intervals from `since` to before `until`, a key, times and sequences.
+    """Which entries to find: of a stream, intervals from `since` to before `until`, times and sequences.
 
     `times` (Unix nanoseconds) and `sequences` are ranges, both ends included: an entry is found if it may hold one.
     """
@@ -74,7 +72,6 @@ class Where:
     stream: str | None = None
     since: int = -MAXIMUM
     until: int = MAXIMUM
-    key: str | None = None
     times: tuple[int, int] = (0, MAXIMUM)
     sequences: tuple[int, int] = (0, MAXIMUM)
 
@@ -85,8 +82,6 @@ class Where:
                 return False
             if one.low[:2] >= (self.stream, self.until) or one.high[:2] < (self.stream, self.since):
                 return False
-        if self.key is not None and one.low[:2] == one.high[:2] and not one.low[2] <= self.key <= one.high[2]:
-            return False
         return self._overlaps(one.min_ns, one.max_ns, one.first, one.last)
 
     def finds(self, one: Stored) -> bool:
@@ -94,7 +89,6 @@ class Where:
         return (
             (self.stream is None or one.stream == self.stream)
             and self.since <= one.interval < self.until
-            and (self.key is None or one.key == self.key)
             and self._overlaps(one.min_ns, one.max_ns or MAXIMUM, one.first, one.last)
         )
 
@@ -109,12 +103,10 @@ ALL = Where()
 class Index:
     """Reads the versions of an index in a store, whose pages are in one folder."""
 
-    def __init__(
-        self, store: Store, folder: str, *, cache_bytes: int = CACHE_BYTES, sizes: Sizes | None = None
-    ) -> None:
+    def __init__(self, store: Store, folder: str, *, cache_bytes: int = MOST_BYTES, sizes: Sizes | None = None) -> None:
         self.sizes = sizes or SIZES
-        self.store, self._folder, self._room = store, folder, cache_bytes
-        self._cache: OrderedDict[Name, bytes] = OrderedDict()
+        self.store, self._folder = store, folder
+        self._cache = Recent[Name](cache_bytes)  # pages as they are stored
         self._kept: dict[Name, bytes] = {}
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
@@ -149,7 +141,6 @@ class Index:
         if (kept := self._kept.get(name)) is not None:
             return kept
         if (cached := self._cache.get(name)) is not None:
-            self._cache.move_to_end(name)
             return cached
         try:
             async with self._requests:
@@ -166,11 +157,7 @@ class Index:
     def remember(self, pages: Mapping[bytes, bytes]) -> None:
         """Keep these pages in memory, as far as there is room: those of a change that was just stored."""
         for name, data in pages.items():
-            if name not in self._cache:
-                self._cache[name] = data
-                self._room -= len(data)
-        while self._room < 0 and len(self._cache) > 1:
-            self._room += len(self._cache.popitem(last=False)[1])
+            self._cache.add(name, data)
 
     async def whole(self, one: Entry) -> Stored:
         """Return the record with its sequences, which may be in a page of their own. ManifestError; StoreError."""
@@ -208,27 +195,12 @@ class Index:
             yield page
         wanted = [one.page for one in page.children if where.admits(one)]
         if page.level == 1:
-            async for leaf in self._ahead(wanted):
+            async for _, leaf in Ahead(wanted, lambda name: self.page(name, 0), most=AHEAD):
                 yield leaf
             return
         for child in wanted:
             async for leaf in self._leaves(child, where, page.level - 1):
                 yield leaf
-
-    async def _ahead(self, names: Sequence[bytes]) -> AsyncIterator[Page]:
-        tasks: deque[asyncio.Task[Page]] = deque()
-        left = iter(names)
-        try:
-            while True:
-                for name in islice(left, AHEAD - len(tasks)):
-                    tasks.append(asyncio.create_task(self.page(name, 0)))
-                if not tasks:
-                    return
-                yield await tasks.popleft()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def find(self, version: Version, places: Iterable[Place]) -> dict[Place, Entry]:
         """Return the entries at these places, as far as there are any. ManifestError."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -22,18 +20,16 @@ from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.schema_evolution import adapt, evolve, find_column, in_table, read_columns, typed_part
-from capture.stores.contract import Store
+from capture.stores.ahead import read_ahead
+from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from natty.blocking.loop import Loop
+from natty.wire.background import map_concurrently
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 2 << 20
 """At most this many rows, or about this many bytes, are decoded at a time, unless a single message is larger."""
 FOOTER_BYTES = 64 * 1024
 """This much of a Parquet file's end is read for its footer; a longer footer takes a second read."""
-FOOTERS_AT_ONCE = 16
-AHEAD_OBJECTS = 32
-AHEAD_BYTES = 16 << 20
-"""Of objects that are fetched before they are needed, except for one of any size."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +71,19 @@ async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None,
 
     It reads the footers of plain Parquet, and encrypted objects whole. Other formats have no typed columns.
     """
-    at_once = asyncio.Semaphore(FOOTERS_AT_ONCE)
     found: dict[str, pa.Schema] = {}
     failed: dict[str, str] = {}
 
     async def look(one: Stored) -> None:
-        async with at_once:
-            try:
-                found[one.path] = await _schema(store, one, keys)
-            except CaptureError as error:
-                failed[one.path] = str(error) if one.path in str(error) else f"{one.path}: {error}"
-            except Exception as error:  # any error of pyarrow about unreadable bytes
-                failed[one.path] = f"{one.path} can't be read as Parquet: {error}"
+        try:
+            found[one.path] = await _schema(store, one, keys)
+        except CaptureError as error:
+            failed[one.path] = str(error) if one.path in str(error) else f"{one.path}: {error}"
+        except Exception as error:  # any error of pyarrow about unreadable bytes
+            failed[one.path] = f"{one.path} can't be read as Parquet: {error}"
 
     wanted = [one for one in objects if format_of(one.format).columnar]
-    async with asyncio.TaskGroup() as looking:
-        for one in wanted:
-            looking.create_task(look(one))
+    await map_concurrently(wanted, look, at_once=REQUESTS_AT_ONCE)
     columns = Columns(pa.schema([]), found, failed)
     oldest_first = sorted((one for one in wanted if one.path in found), key=lambda one: (one.stored_ns, one.path))
     parts = dict.fromkeys(pa.schema(list(columns._part(one).values())) for one in oldest_first)
@@ -142,43 +134,10 @@ def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
     return open_parquet(opened)
 
 
-async def fetch_ahead(store: Store, objects: Iterable[Stored]) -> AsyncGenerator[tuple[Stored, bytes], None]:
-    """Yield each object with its bytes, in this order. Errors of a fetch are raised at the object's turn."""
-    waiting = deque(objects)
-    coming: deque[tuple[Stored, asyncio.Task[bytes]]] = deque()
-    try:
-        while waiting or coming:
-            while waiting and (not coming or _room(coming, waiting[0])):
-                one = waiting.popleft()
-                coming.append((one, asyncio.create_task(store.get(one.path))))
-            one, fetching = coming[0]
-            await fetching
-            coming.popleft()
-            yield one, fetching.result()
-    finally:
-        for _, fetching in coming:
-            fetching.cancel()
-        await asyncio.gather(*(fetching for _, fetching in coming), return_exceptions=True)
-
-
 def fetch_blocking(store: Store, objects: Iterable[Stored]) -> Generator[tuple[Stored, bytes], None, None]:
-    """As `fetch_ahead`, for callers without an event loop: objects are also fetched while the caller works on one."""
-    loop, coming = Loop(), fetch_ahead(store, objects)
-
-    async def following() -> tuple[Stored, bytes] | None:
-        return await anext(coming, None)
-
-    async def end() -> None:
-        await coming.aclose()
-
+    """As `read_ahead`, for callers without an event loop: objects are also fetched while the caller works on one."""
+    loop = Loop()
     try:
-        while found := loop.call(following()):
-            yield found
+        yield from loop.iterate(aiter(read_ahead(store, objects)))
     finally:
-        loop.call(end())
         loop.end()
-
-
-def _room(coming: Iterable[tuple[Stored, object]], following: Stored) -> bool:
-    sizes = [one.bytes for one, _ in coming]
-    return len(sizes) < AHEAD_OBJECTS and sum(sizes) + following.bytes <= AHEAD_BYTES

@@ -20,9 +20,10 @@ from capture.errors import AlreadyStoredError, CompactionError
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.engine import FileGroup, Merged, Part
 from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
-from capture.maintenance.merge.inputs import fetch_ahead, input_rows
+from capture.maintenance.merge.inputs import input_rows
 from capture.maintenance.merge.same_output import find_same_output
 from capture.maintenance.merge.table_file import Distinct, TableFile
+from capture.stores.ahead import read_ahead
 from capture.stores.contract import Store
 
 
@@ -54,7 +55,7 @@ async def merge_group(
     with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as files:
         runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
         thread = files.enter_context(ThreadPoolExecutor(1))  # one thread: each keeps freed memory in its heap
-        async with aclosing(fetch_ahead(store, inputs_of(group, first, last))) as inputs:
+        async with aclosing(aiter(read_ahead(store, inputs_of(group, first, last)))) as inputs:
             async for one, data in inputs:
                 rows = input_rows(data, one, columns, keys)
                 await asyncio.get_running_loop().run_in_executor(thread, _take, runs, rows, first, last)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
@@ -53,33 +52,7 @@ class Blocking:
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; it makes the next item while the caller works on the last."""
-        upcoming = self.run(_begin(items))
-        try:
-            while found := self.run(_result(upcoming)):
-                upcoming = self.run(_begin(items))
-                yield found[0]
-        finally:
-            self.run(_close(items, upcoming))
+        return self._loop.iterate(items)
 
     async def _open(self) -> Natty:
         return await Natty(**self._settings).__aenter__()
-
-
-async def _begin(items: AsyncGenerator[T, None]) -> asyncio.Task[tuple[T] | None]:
-    return asyncio.create_task(_next(items))
-
-
-async def _next(items: AsyncGenerator[T, None]) -> tuple[T] | None:
-    async for item in items:
-        return (item,)
-    return None
-
-
-async def _result(task: asyncio.Task[T]) -> T:
-    return await task
-
-
-async def _close(items: AsyncGenerator[T, None], upcoming: asyncio.Task[tuple[T] | None]) -> None:
-    upcoming.cancel()
-    await asyncio.gather(upcoming, return_exceptions=True)
-    await items.aclose()

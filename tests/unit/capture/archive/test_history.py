@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.archive import chain, recording
-from capture.archive.history import AHEAD_OBJECTS, DAYS_AT_ONCE, Prefetch, recording_at, recordings_around
+from capture.archive.history import DAYS_AT_ONCE, Prefetch, recording_at, recordings_around
 from capture.archive.recording import HISTORY, HOUR, SKIP, Earlier, Recording, StreamRecord, add_hour, history_path
 from capture.errors import ManifestError, NotStoredError
 from capture.stores import MemoryStore
+from capture.stores.ahead import AHEAD_OBJECTS
 from capture.verification.audit import audit
 
 HOURS = 500

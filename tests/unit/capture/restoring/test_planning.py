@@ -29,6 +29,7 @@ from capture.restoring.pick import rows_of
 from capture.restoring.plan import Options, Plan, Target, plan_restore
 from capture.restoring.prepare import draw_plan
 from capture.stores import MemoryStore
+from capture.stores.recent import Recent
 
 PAGES = Sizes(leaf=900, inner=700, apart=60, inline=0)
 MOST = 60
@@ -234,7 +235,7 @@ async def test_what_stays_gone_after_the_archive_was_read_again_is_the_error(mon
         store, inventory, _ = await many()
         plan = await plan_all(store, inventory)
         inventory.renew = partial(_return, inventory)
-        inventory._indexes.blocks._cache.clear()
+        inventory._indexes.blocks._cache = Recent()
         for one in await store.list(prefix):
             await store.delete(one.path)
         with pytest.raises(error):
