@@ -14,9 +14,6 @@ from typing import Any
 
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
-from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import resolve_reader, resolve_writer
-from pyiceberg.avro.writer import Writer
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import (
     DataFile,
@@ -30,22 +27,11 @@ from pyiceberg.manifest import (
     data_file_with_partition,
     manifest_entry_schema_with_data_file,
 )
-from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType
 
-from capture.errors import ManifestError
-from capture.iceberg.avro_blocks import (
-    COMPRESSION,
-    encode,
-    has_schema,
-    pack,
-    read_header,
-    unpack,
-    write_block,
-    write_schema,
-)
+from capture.iceberg.avro_blocks import COMPRESSION, Records, pack, unpack, write_block
 from capture.iceberg.columns import FIRST, PARTITIONS
 from capture.iceberg.manifest_plan import manifest_name, partition_bounds, sequence_range
 from capture.iceberg.memory_catalog import MemoryFiles
@@ -107,7 +93,7 @@ def read_live(manifest: ManifestFile, data: bytes, gone: frozenset[str]) -> tupl
             continue
         raw = unpack(packed) if count > 1 else packed
         hit = any(one in raw for one in wanted)
-        entries = list(_decode(raw, count)) if hit or not sequences or not bounds else []
+        entries = list(_records().decode(raw, count)) if hit or not sequences or not bounds else []
         decoded += (one for one, _ in entries)
         if hit:
             removed += (one for one, _ in entries if masked_location(one.data_file) in gone)
@@ -212,16 +198,12 @@ def _read_blocks(manifest: ManifestFile, data: bytes) -> Iterator[tuple[int, byt
     Blocks with several entries are from `copy`. pyiceberg writes one entry into a block: its status and its numbers are
     made explicit here.
     """
-    decoder = new_decoder(data)
-    header = read_header(decoder)
-    if not has_schema(header, _avro_schema()):
+    blocks = _records().read_blocks(data, manifest.manifest_path)
+    if blocks is None:
         entries = manifest.fetch_manifest_entry(MemoryFiles({manifest.manifest_path: data}))
-        yield from ((1, _make_explicit(encode(_writer(), one), manifest)) for one in entries)
+        yield from ((1, _make_explicit(_records().encode(one), manifest)) for one in entries)
         return
-    while decoder.tell() < len(data):
-        count, packed = decoder.read_int(), decoder.read_bytes()
-        if decoder.read(len(header.sync)) != header.sync:
-            raise ManifestError(f"{manifest.manifest_path} is damaged: a block does not end where it should")
+    for count, packed in blocks:
         if count > 1:
             yield count, packed
         elif raw := _make_explicit(unpack(packed), manifest):
@@ -249,15 +231,6 @@ def _pack(raw: Sequence[bytes]) -> Iterator[Entries]:
         yield Entries(len(group), pack(group))
 
 
-def _decode(raw: bytes, count: int) -> Iterator[tuple[ManifestEntry, bytes]]:
-    """Yield each entry of a block, with the bytes that it is encoded in."""
-    decoder, end = new_decoder(raw), 0
-    for _ in range(count):
-        start, entry = end, _reader().read(decoder)
-        end = decoder.tell()
-        yield entry, raw[start:end]
-
-
 def _first_sequence(entry: ManifestEntry) -> int | None:
     bound = (entry.data_file.lower_bounds or {}).get(_SEQUENCE)
     return None if bound is None else int(from_bytes(LongType(), bound))
@@ -270,24 +243,10 @@ def _span(numbers: Sequence[int | None]) -> tuple[int, int] | None:
 
 
 @cache
-def _entry_schema() -> Schema:
+def _records() -> Records:
     """Return the schema of entries: all tables have the same partitions."""
     file = data_file_with_partition(format_version=2, partition_type=PARTITIONS.partition_type(FIRST))
-    return manifest_entry_schema_with_data_file(format_version=2, data_file=file)
-
-
-@cache
-def _avro_schema() -> str:
-    return write_schema(_entry_schema(), "manifest_entry")
-
-
-@cache
-def _reader() -> Reader:
     types: dict[int, Any] = {-1: ManifestEntry, 2: DataFile}
     enums: dict[int, Any] = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
-    return resolve_reader(_entry_schema(), _entry_schema(), types, enums)
-
-
-@cache
-def _writer() -> Writer:
-    return resolve_writer(_entry_schema(), _entry_schema())
+    schema = manifest_entry_schema_with_data_file(format_version=2, data_file=file)
+    return Records(schema, "manifest_entry", types, enums)
