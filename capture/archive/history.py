@@ -11,8 +11,7 @@ from typing import Self
 from capture.archive.chain import decode, document_parts
 from capture.archive.recording import HISTORY, Earlier, Recording, history_path
 from capture.errors import ManifestError, NotStoredError
-from capture.stores.ahead import read_ahead
-from capture.stores.contract import Listing, ObjectInfo, Store
+from capture.stores.contract import Listing, ObjectInfo, Store, read_ahead
 from natty.wire.background import cancel_all
 
 DAYS_AT_ONCE = 4

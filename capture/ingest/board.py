@@ -20,7 +20,7 @@ from natty.config.units import parse_time
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
 from natty.kv.json_records import Seconds, Text, UnixTime, Whole, decode
-from natty.wire.background import keep_up, map_concurrently
+from natty.wire.background import cancel_all, keep_up, map_concurrently
 from natty.wire.repeated import ONCE, Repeated
 
 BUCKET = "capture_state"
@@ -393,8 +393,7 @@ async def announce(board: Board, node: str, state: Callable[[], NodeState]) -> A
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all([task])
         with contextlib.suppress(NattyError, TimeoutError):
             async with asyncio.timeout(GOODBYE):
                 await board.withdraw(node)

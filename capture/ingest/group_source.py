@@ -17,7 +17,7 @@ from natty.groups.partitions import balance
 from natty.groups.roster import Roster
 from natty.groups.settings import record_key
 from natty.wire.ack import Acks
-from natty.wire.background import wait_until_set
+from natty.wire.background import cancel_all, wait_until_set
 
 log = logging.getLogger("capture.grouped")
 
@@ -83,14 +83,10 @@ class GroupSource:
     ) -> None:
         """Give up all consumers: other nodes get the messages that are not acknowledged."""
         self.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         if self._roster is not None:
             await self._roster.leave()
-        for task in self._leaving.values():
-            task.cancel()
-        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+        await cancel_all(self._leaving.values())
         await asyncio.gather(*(reader.close() for reader in self._readers.values()))
 
     async def __aiter__(self) -> AsyncIterator[Batch]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from capture.stores.plugin import FAULTS, ends_task, load_function
 from natty.consuming.handler import run_in_thread
+from natty.wire.background import cancel_all
 
 LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted
 END_WITHIN = 5.0  # seconds that a hook has for the waiting completions when capture ends
@@ -86,8 +87,7 @@ class Hook:
         except TimeoutError:
             log.error("the hook %r was not called for all blocks: %r", self._function, self, extra=_TOO_SLOW)
         finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all([self._task])
 
     async def _call_for_each(self) -> None:
         while True:

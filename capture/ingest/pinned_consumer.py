@@ -17,7 +17,7 @@ from natty.groups.settings import PRIORITY_GROUP
 from natty.groups.stint import FLUSH_TIMEOUT, keep_pin
 from natty.pulling.pin import Pin, is_cut
 from natty.pulling.requests import PullOptions
-from natty.wire.background import keep_up, map_concurrently, wait_until_set
+from natty.wire.background import cancel_all, keep_up, map_concurrently, wait_until_set
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
 
@@ -128,9 +128,7 @@ class PinnedReader:
         self.stop()
         self._floor.begin()
         await asyncio.wait(self._tasks[:1], timeout=FLUSH_TIMEOUT)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         with suppress(NattyError):
             await self._natty.connection.flush(FLUSH_TIMEOUT)
             if self._pin.id and await self._keep_pin():

@@ -14,7 +14,7 @@ from capture.ingest.ack_floor import DeliveryGap, Floor
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
-from natty.wire.background import keep_up, wait_until_set
+from natty.wire.background import cancel_all, keep_up, wait_until_set
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
 
@@ -127,9 +127,7 @@ class Source:
         """Hand back the messages that are not settled: the server delivers them again at once."""
         self.stop()
         await asyncio.wait(self._tasks[:1], timeout=END_TIMEOUT)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         self.nak(self._unsettled.take())
 
     async def __aiter__(self) -> AsyncIterator[Batch]:

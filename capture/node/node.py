@@ -47,7 +47,7 @@ from natty.config.units import write_count
 from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.names import check_name
-from natty.wire.background import keep_up
+from natty.wire.background import cancel_all, keep_up
 
 LONGEST_TROUBLE = 1000  # characters of a failure's sentence in the state that the node publishes
 
@@ -158,9 +158,7 @@ class Node:
             try:
                 await self._capture(natty, durables)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel_all(tasks)
 
     def _conclude(self) -> None:
         stored = write_count(self.stored["messages"], "message"), write_count(self.stored["blocks"], "block")

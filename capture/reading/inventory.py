@@ -21,9 +21,8 @@ from capture.archive.sequences import Sequences
 from capture.archive.trust import NO_CHECKS, Trust, read_trusted_documents
 from capture.errors import ManifestError
 from capture.maintenance.sweep import find_existing, read_entries
-from capture.stores.ahead import Ahead
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
-from natty.wire.background import cancel_all, map_concurrently
+from natty.wire.background import Ahead, cancel_all, map_concurrently
 
 Item = TypeVar("Item", Stored, Ref)
 

@@ -33,9 +33,9 @@ from capture.maintenance.sweep import find_existing, read_entries
 from capture.reading.cursor import Cursor, position, read_share
 from capture.reading.shares import EVERYTHING, Selection, Share, shares
 from capture.reading.spool import Room, Spooled, Work, keep, spool
-from capture.stores.ahead import Ahead
 from capture.stores.contract import Store
 from natty import Natty
+from natty.wire.background import Ahead
 
 MEMORY_BYTES = 64 << 20
 """The memory of a merge: a quarter each for fetched objects, for decoded pieces, for pieces that are sorted, and for

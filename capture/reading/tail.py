@@ -30,6 +30,7 @@ from capture.reading.shares import narrow, sequences_of
 from capture.reading.stream_range import StreamFacts, StreamRange, read_range
 from capture.stores import Store
 from natty import Natty, StreamNotFoundError
+from natty.wire.background import cancel_all
 
 GAP = 256
 """Sequences that the archive gives, between two that it does not: up to this many are read again and dropped, since
@@ -223,9 +224,7 @@ async def _read_stream(tail: Tail, columns: Sequence[str]) -> AsyncGenerator[pa.
                     room.release()
                     yield rows
     finally:
-        for one in readers:
-            one.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await cancel_all(readers)
 
 
 def cover(wanted: Sequences) -> Iterator[tuple[int, int]]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from capture.errors import StoreError
+from natty.wire.background import Ahead
 
 SCRATCH = ".tmp"
 """The hidden folder of unfinished objects. It holds no objects, and no listing shows it."""
 
 REQUESTS_AT_ONCE = 16
 """Concurrent requests to a store: each spends most of its time waiting for the network."""
+
+AHEAD_OBJECTS = 32
+AHEAD_BYTES = 16 << 20
+"""The limits of objects that `read_ahead` fetches before they are needed; one larger object is fetched all the same."""
 
 _PART = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f\x7f]+"  # neither "." nor "..", and only what every store keeps as it is
 
@@ -103,6 +108,34 @@ async def list_in_parts(store: Store, prefix: str = "") -> AsyncIterator[Listing
             yield part
     else:
         yield await store.list(prefix)
+
+
+class Sized(Protocol):
+    """An object of a store, and its size."""
+
+    @property
+    def path(self) -> str:
+        """Where it is in the store."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        ...
+
+
+AnyObject = TypeVar("AnyObject", bound=Sized)
+
+
+def read_ahead(store: Store, objects: Iterable[AnyObject] | AsyncGenerator[AnyObject, None]) -> Ahead[AnyObject, bytes]:
+    """Return the objects with their bytes, AHEAD_OBJECTS and AHEAD_BYTES ahead."""
+    return Ahead(
+        objects,
+        lambda one: store.get(one.path),
+        most=AHEAD_OBJECTS,
+        most_bytes=AHEAD_BYTES,
+        size=lambda one: one.bytes,
+    )
 
 
 def check_path(path: str) -> str:

@@ -27,7 +27,7 @@ from natty.elections import BUCKET, LastRun, TermNote, elections, last_success, 
 from natty.elections.options import LEASE
 from natty.elections.process import Program
 from natty.streams.nearest import missing_sentence
-from natty.wire.background import map_concurrently
+from natty.wire.background import cancel_all, map_concurrently
 
 EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -213,8 +213,7 @@ async def _run(natty: Natty, options: dict[str, Any], command: list[str], wait: 
         await asyncio.wait([running, elected], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
         elected.cancel()
         if not errand.elected.is_set() and not running.done():
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await cancel_all([running])
             leader = await natty.get_leader(options["name"], bucket=options["bucket"])
             raise ConfigError(f"{leader or 'no node'} leads {options['name']}; not elected within {wait:g} s")
     try:

@@ -21,7 +21,7 @@ from natty.pulling.requests import PullOptions
 from natty.streams import ConsumerConfig, ServerConsumerConfig, create_consumer
 from natty.streams.stranded import QueueMender
 from natty.wire.ack import first_delivery
-from natty.wire.background import keep_up
+from natty.wire.background import cancel_all, keep_up
 from natty.wire.counters import HANDLER
 from natty.wire.lifetime import Running, RunsAsTask
 from natty.wire.message import Message
@@ -204,9 +204,7 @@ class Consumption(RunsAsTask):
                 yield
         finally:
             observed.retire(self._work)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _keep_alive(self, every: float) -> None:
         while self.options.keep_alive:

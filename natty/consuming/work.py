@@ -28,6 +28,7 @@ from natty.errors import NotConnectedError, ThreadsEndedError
 from natty.jetstream import JetStream
 from natty.pulling.pull import Pull, size_of
 from natty.wire import tracing
+from natty.wire.background import cancel_all
 from natty.wire.message import Message, RawMessage, Sender
 
 logger = logging.getLogger("natty.consume")
@@ -363,9 +364,7 @@ class Work:
             if late:
                 what = "handlers" if self.options.on_error is None else "handlers, or calls of on_error,"
                 self._log.warning("%d %s did not finish within %g s: cancelled", len(late), what, timeout)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await cancel_all(late)
 
     async def close(self, timeout: float) -> None:
         """As `finish`, and take no more messages."""

@@ -28,7 +28,7 @@ from natty.elections.record import hinted_revision, republish_subject
 from natty.errors import BadRecordError, BadSubjectError, NattyError
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
-from natty.wire.background import keep_up, wait_until_set
+from natty.wire.background import cancel_all, keep_up, wait_until_set
 from natty.wire.connection import Connection
 from natty.wire.message import RawMessage
 from natty.wire.session import Subscription
@@ -174,8 +174,7 @@ class RenewerThread:
         opening = asyncio.create_task(keep_up("the connection of elections", self._open))
         self._home.call_soon_threadsafe(self.started.set)
         await self._over.wait()
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
+        await cancel_all([opening])
         for drivers in self._drivers.values():
             for driver in drivers:
                 driver.close()

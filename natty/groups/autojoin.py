@@ -24,7 +24,7 @@ from natty.groups.roster import Roster
 from natty.groups.shares import AUTOMATIC, plan
 from natty.jetstream import JetStream
 from natty.kv import Entry
-from natty.wire.background import keep_up
+from natty.wire.background import cancel_all, keep_up
 
 logger = logging.getLogger("natty.groups")
 
@@ -78,9 +78,7 @@ class AutoMembership(Membership):
             await self._part()
 
     async def _part(self) -> None:
-        for job in self._jobs:
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await cancel_all(self._jobs)
         await self._roster.leave()
 
     async def _campaign(self) -> None:

@@ -31,6 +31,7 @@ from natty.groups.settings import Timings, is_outdated
 from natty.groups.stint import Memory, make_work
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
+from natty.wire.background import cancel_all
 from natty.wire.counters import GROUP, HANDLER
 from natty.wire.lifetime import Running
 
@@ -356,9 +357,7 @@ class Membership:
 
     async def _stop(self) -> None:
         self._jetstream.connection.listeners.remove(self._on_connection)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self._close()
         await self.work.close(self.options.shutdown_timeout)
         self._jetstream.connection.observed.retire(self.work)

@@ -20,7 +20,7 @@ from natty.pulling.pin import Pin
 from natty.pulling.pull import Pull, size_of
 from natty.pulling.requests import PullOptions
 from natty.wire.ack import IN_PROGRESS, delivery_of, first_delivery, identity_of, sequence_of
-from natty.wire.background import keep_up
+from natty.wire.background import cancel_all, keep_up
 from natty.wire.message import Batch, RawMessage
 
 logger = logging.getLogger("natty.groups")
@@ -125,9 +125,7 @@ class Reading:
 
     async def _cancel(self) -> None:
         tasks = [*self._tasks, *([self._looking] if self._looking is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     async def _wait_until_settled(self) -> None:
         """Wait until the server has applied our acks: then the consumer may be deleted.

@@ -24,6 +24,7 @@ from aiohttp.http import HttpProcessingError
 from natty.errors import ConfigError
 from natty.metrics.access import REFUSED_HOST, Certificate, Hosts, is_loopback, warn_if_open
 from natty.metrics.pages import PROBES, Answer, Guard, Pages, guard_of, place_of
+from natty.wire.background import cancel_all
 from natty.wire.repeated import Repeated
 
 logger = logging.getLogger("natty.httpd")
@@ -129,19 +130,13 @@ async def _listen(
             taken = sockets[0].getsockname()[1]
             yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{taken}"
         finally:
-            await _end(tasks)
+            await cancel_all(tasks)
             for one in sockets:
                 one.close()
     finally:
         await runner.cleanup()
-        await _end(list(door.serving))
+        await cancel_all(door.serving)
         await asyncio.sleep(0)  # the event loop closes what was aborted
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 from natty.testing.spawner import free_ports
+from natty.wire.background import cancel_all
 
 CHUNK_BYTES = 64 * 1024
 CLOSE_WITHIN = 20.0  # seconds to flush bytes that were read before a side ended
@@ -163,9 +164,7 @@ class Proxy:
 
     async def _drop(self, links: "list[_Link]") -> None:
         tasks = [link.task for link in links if link.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         for link in links:
             self._end(link)
 
@@ -208,9 +207,7 @@ class _Link:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            await cancel_all(pumps)
         await self._close()
 
     def abort(self) -> None:
@@ -233,8 +230,7 @@ class _Link:
         try:
             await self._deliver(queue, writer)
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await cancel_all([reading])
 
     async def _read(self, reader: asyncio.StreamReader, queue: _Queue, from_server: bool) -> None:
         loop = asyncio.get_running_loop()

@@ -42,8 +42,8 @@ from capture.reading import arrowfs, merge
 from capture.reading.duck import query
 from capture.reading.merge import make_look, merge_shares
 from capture.reading.shares import plan_shares
-from capture.stores import Store, ahead, open_store
-from capture.stores.ahead import read_ahead
+from capture.stores import Store, contract, open_store
+from capture.stores.contract import read_ahead
 from capture.stores.deletion import delete_all
 from capture.testing import HeadState, MemoryHead
 from capture.verification import objects as verification
@@ -172,7 +172,7 @@ async def measure_reads(near: Callable[[str], Store], far: Callable[[str], Store
         before.setattr(arrowfs, "SMALL_BYTES", -1)
         before.setattr(verification, "OBJECTS_AT_ONCE", 4)
         before.setattr(merge, "AHEAD_SMALL", merge.AHEAD)
-        before.setattr(ahead, "AHEAD_OBJECTS", 8)
+        before.setattr(contract, "AHEAD_OBJECTS", 8)
         await measure("cat, read, restore: 2 ahead", far("reads"), cat)
         await measure("compaction: 8 ahead", far("reads"), executor)
         await measure("Spark's executors: one after the other", far("reads"), serial)

@@ -23,10 +23,9 @@ from capture.archive.index.version import Name, Place, Version
 from capture.archive.manifest import Stored
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import ManifestError, NotStoredError
-from capture.stores.ahead import Ahead
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from capture.stores.recent import MOST_BYTES, Recent
-from natty.wire.background import map_concurrently
+from natty.wire.background import Ahead, map_concurrently
 
 _FIELDS = Stored.__struct_fields__
 

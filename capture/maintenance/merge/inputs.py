@@ -20,8 +20,7 @@ from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.schema_evolution import adapt, evolve, find_column, in_table, read_columns, typed_part
-from capture.stores.ahead import read_ahead
-from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Store, read_ahead
 from natty.blocking.loop import Loop
 from natty.wire.background import map_concurrently
 

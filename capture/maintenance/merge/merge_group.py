@@ -23,8 +23,7 @@ from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
 from capture.maintenance.merge.inputs import input_rows
 from capture.maintenance.merge.same_output import find_same_output
 from capture.maintenance.merge.table_file import Distinct, TableFile
-from capture.stores.ahead import read_ahead
-from capture.stores.contract import Store
+from capture.stores.contract import Store, read_ahead
 
 
 async def merge_group(

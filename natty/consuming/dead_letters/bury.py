@@ -33,6 +33,7 @@ from natty.pulling.ordered import Ordered, OrderedOptions
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions
 from natty.streams import ConsumerConfig, ensure_consumer
+from natty.wire.background import cancel_all
 from natty.wire.message import Batch, Message, RawMessage, encode_headers
 
 logger = logging.getLogger("natty.deadletter")
@@ -169,8 +170,7 @@ class Watch:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all([task])
 
     async def _ensure(self) -> None:
         await self._letters.ensure()

@@ -14,7 +14,7 @@ from capture.archive.history import DAYS_AT_ONCE, Prefetch, recording_at, record
 from capture.archive.recording import HISTORY, HOUR, SKIP, Earlier, Recording, StreamRecord, add_hour, history_path
 from capture.errors import ManifestError, NotStoredError
 from capture.stores import MemoryStore
-from capture.stores.ahead import AHEAD_OBJECTS
+from capture.stores.contract import AHEAD_OBJECTS
 from capture.verification.audit import audit
 
 HOURS = 500
