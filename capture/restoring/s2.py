@@ -16,7 +16,7 @@ from capture.errors import FormatError
 
 LARGEST_BLOCK = 4 << 20  # bytes of a decompressed block
 LONGEST_SIZE = 35  # bits
-PADDING, IDENTIFIER = 0xFE, 0xFF
+IDENTIFIER = 0xFF
 _COMPRESSED, _PLAIN = 0x00, 0x01
 _SKIPPED = range(0x80, 0xFF)
 _IDENTIFIERS = (b"S2sTwO", b"sNaPpY")

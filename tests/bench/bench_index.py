@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,10 @@ import msgspec
 
 from capture.archive import chain
 from capture.archive.chain import Head, latest_offline
-from capture.archive.index.change import load
 from capture.archive.index.contents import Indexes, commit, load_from
 from capture.archive.index.tree import Index, Where
-from capture.archive.index.update import held_of
-from capture.archive.index.version import Held, Total, Version
+from capture.archive.index.update import held_of, update
+from capture.archive.index.version import Version
 from capture.archive.manifest import Manifest, Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
@@ -43,6 +43,7 @@ SIZES = (10_000, 100_000, 1_000_000)
 KEYS = (1, 100, 1_000)
 MOST_IN_A_DOCUMENT = 100_000
 MESSAGES = 1_000
+PORTION = 10_000
 HOURS = 240
 NOW = 2e9
 
@@ -83,23 +84,23 @@ async def build(folder: Path, objects: int, keys: int, what: str) -> None:
         await chain.commit(store, pointer, None, Table(files=list(records(objects, keys))))
         return
     kind = Table if what == "table" else Manifest
-    index, root = Index(store, kind.PAGES), b""
+    version = await write_index(folder, Index(store, kind.PAGES), records(objects, keys))
+    await chain.commit(store, pointer, None, kind(index=version))
 
-    async def entries() -> AsyncIterator[Stored]:
-        for one in records(objects, keys):
-            yield one
 
-    async for part in load(entries(), index, token=1, number=1):
-        for name, data in part.pages.items():
+async def write_index(folder: Path, index: Index, entries: Iterator[Stored]) -> Version:
+    """Return an index of these records, whose pages are in the folder. Not durable: what follows is measured."""
+    version = Version()
+    while some := list(islice(entries, PORTION)):
+        made = await update(index, version, some, [], token=1, number=1)
+        for name in made.replaced:
+            (folder / index.path(name)).unlink()
+        for name, data in made.pages.items():
             (folder / index.path(name)).parent.mkdir(parents=True, exist_ok=True)
-            (folder / index.path(name)).write_bytes(data)  # not durable: only the commits are measured
-        root = part.root
-    stored = objects // keys * keys
-    held = Held(count=stored * MESSAGES, runs=[(1, stored * MESSAGES)])
-    total = Total(
-        objects=stored, messages=stored * MESSAGES, bytes=stored * 300_000, held=held, formats={"parquet": stored}
-    )
-    await chain.commit(store, pointer, None, kind(index=Version(root=root, streams={"S": total})))
+            (folder / index.path(name)).write_bytes(data)
+        index.remember(made.pages)
+        version = made.version
+    return version
 
 
 class Counted(FileStore):

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -24,13 +24,11 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import msgspec
-from bench_index import MESSAGES, record, records
+from bench_index import MESSAGES, record, records, write_index
 
 from capture.archive import chain
 from capture.archive.identity import claim
-from capture.archive.index.change import load
 from capture.archive.index.tree import Index
-from capture.archive.index.version import Held, Total, Version
 from capture.archive.manifest import Stored
 from capture.archive.recording import Configuration, Recording, StreamRecord
 from capture.archive.sequences import Sequences
@@ -118,23 +116,9 @@ def objects_of(folder: Path, objects: int, keys: int) -> Iterator[Stored]:
 async def build(folder: Path, objects: int, keys: int) -> None:
     """Make the archive."""
     store, pointer = FileStore(folder), MemoryHead(1, HeadState())
-    index, root = Index(store, Table.PAGES), b""
-
-    async def entries() -> AsyncIterator[Stored]:
-        for one in objects_of(folder, objects, keys):
-            yield one
-
-    async for part in load(entries(), index, token=1, number=1):
-        for name, data in part.pages.items():
-            (folder / index.path(name)).parent.mkdir(parents=True, exist_ok=True)
-            (folder / index.path(name)).write_bytes(data)  # not durable: only the reading is measured
-        root = part.root
+    version = await write_index(folder, Index(store, Table.PAGES), objects_of(folder, objects, keys))
     last = objects * MESSAGES
-    total = Total(
-        objects=objects, messages=last, bytes=objects * 300_000, held=Held(count=last, runs=[(1, last)]),
-        formats={"parquet": objects},
-    )  # fmt: skip
-    await chain.commit(store, pointer, None, Table(index=Version(root=root, streams={"S": total})))
+    await chain.commit(store, pointer, None, Table(index=version))
     await claim(store, "S", "S", "2026-11-21T03:00:00Z")
     config = {"name": "S", "subjects": ["s.>"], "retention": "limits", "storage": "file", "max_age": 0}
     state = {"messages": last, "bytes": last * 100, "first_seq": 1, "last_seq": last}

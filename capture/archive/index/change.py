@@ -6,7 +6,7 @@ and retires the pages that were replaced.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from capture.archive.index.page import (
@@ -25,7 +25,6 @@ from capture.archive.index.tree import Index, a_few_at_a_time, share_out
 from capture.archive.index.version import Name, Place
 from capture.archive.manifest import Stored
 from capture.errors import ManifestError
-from capture.stores.contract import REQUESTS_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -63,26 +62,6 @@ async def change(
     if changes:
         root = await made.collapse(made.top(*await made.write_below(root, sorted(changes), changes)))
     return Change(root, made.pages, frozenset(made.replaced), tuple(made.overwritten))
-
-
-async def load(entries: AsyncIterator[Stored], index: Index, *, token: int, number: int) -> AsyncIterator[Change]:
-    """Yield the parts of a whole new tree of sorted entries: pages to store. The last part has the root.
-
-    Memory holds one leaf, the pages of a part, and a reference to each leaf.
-    """
-    made, part, size, refs = _Making(index, token, number), list[Entry](), 0, list[Ref]()
-    async for one in entries:
-        part.append(made.entry(one))
-        size += size_of(part[-1])
-        if size >= index.sizes.leaf:
-            refs.append(made.write(0, part))
-            part, size = [], 0
-        if len(made.pages) >= REQUESTS_AT_ONCE:
-            yield Change(b"", made.pages, frozenset())
-            made = _Making(index, token, number)
-    if part:
-        refs.append(made.write(0, part))
-    yield Change(made.top(0, refs), made.pages, frozenset())
 
 
 @dataclass
