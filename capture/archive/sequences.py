@@ -20,6 +20,8 @@ SPAN = 1 << 20
 """Sequences in a range of `find_repeated`."""
 WIDEST = 10**11
 """The most sequences in a range: they take 200 MB, and two seconds."""
+MOST_WAITING, MOST_WAITING_BYTES = 4096, 16 << 20
+"""Sets, and their bytes, that are joined at a time: the work for each addition grows with the whole set."""
 
 
 class Sequences:
@@ -243,3 +245,44 @@ class GrowingSet:
     def all(self) -> Sequences:
         """The sequences that were added so far: a copy."""
         return Sequences(BitMap64(self._all))
+
+
+class SetSum:
+    """The sequences in at least one, and those in at least two, of many sets that are added one by one."""
+
+    def __init__(self) -> None:
+        self._all, self._repeated = GrowingSet(), GrowingSet()
+        self._waiting: list[Sequences] = []
+        self._waiting_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"SetSum({self._all!r} and {len(self._waiting):,} more sets)"
+
+    def add(self, one: Sequences, size: int = 0) -> None:
+        """Add a set that has this many bytes."""
+        self._waiting.append(one)
+        self._waiting_bytes += size
+        if len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
+            self.join()
+
+    def join(self) -> None:
+        """Add the sets that wait to the whole ones."""
+        together = Sequences.union_of(self._waiting)
+        if len(together) < sum(map(len, self._waiting)):
+            self._repeated.add(Sequences.find_repeated(self._waiting))
+        self._repeated.add(self._all.find(together))
+        self._all.add(together)
+        self._all.compact()
+        self._waiting, self._waiting_bytes = [], 0
+
+    @property
+    def all(self) -> Sequences:
+        """The sequences in at least one of the sets."""
+        self.join()
+        return self._all.all
+
+    @property
+    def repeated(self) -> Sequences:
+        """The sequences in at least two of the sets."""
+        self.join()
+        return self._repeated.all

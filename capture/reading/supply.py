@@ -9,55 +9,13 @@ from heapq import heappop, heappush
 
 from capture.archive.index.tree import Where
 from capture.archive.manifest import Stored
-from capture.archive.sequences import GrowingSet, Sequences
+from capture.archive.sequences import Sequences, SetSum
 from capture.errors import FormatError
 from capture.reading.inventory import Inventory
 from capture.reading.shares import EVERYTHING, Selection, Share, keeps_whole, parse_sequences, settle, share_of
 
 NEAR = 1 << 24
 """Sequences that are cut out of a large set at a time: an intersection costs as much as the larger set."""
-MOST_WAITING, MOST_WAITING_BYTES = 4096, 16 << 20
-"""Sets, and their bytes, that are joined at a time: the work for each addition grows with the whole set."""
-
-
-class SetSum:
-    """The sequences in at least one, and those in at least two, of many sets that are added one by one."""
-
-    def __init__(self) -> None:
-        self._all, self._repeated = GrowingSet(), Sequences()
-        self._waiting: list[Sequences] = []
-        self._waiting_bytes = 0
-
-    def __repr__(self) -> str:
-        return f"SetSum({self._all!r} and {len(self._waiting):,} more sets)"
-
-    def add(self, one: Sequences, size: int = 0) -> None:
-        """Add a set that has this many bytes."""
-        self._waiting.append(one)
-        self._waiting_bytes += size
-        if len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
-            self._join()
-
-    def _join(self) -> None:
-        together = Sequences.union_of(self._waiting)
-        if len(together) < sum(map(len, self._waiting)):
-            self._repeated |= Sequences.find_repeated(self._waiting)
-        self._repeated |= self._all.find(together)
-        self._all.add(together)
-        self._all.compact()
-        self._waiting, self._waiting_bytes = [], 0
-
-    @property
-    def all(self) -> Sequences:
-        """The sequences in at least one of the sets."""
-        self._join()
-        return self._all.all
-
-    @property
-    def repeated(self) -> Sequences:
-        """The sequences in at least two of the sets."""
-        self._join()
-        return self._repeated
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from contextlib import aclosing
 import pyarrow as pa
 
 from capture.archive.encryption import Keys
-from capture.archive.sequences import MAXIMUM, Sequences
+from capture.archive.sequences import MAXIMUM, Sequences, SetSum
 from capture.errors import ManifestError, NotStoredError
 from capture.reading.merge import GoneError, merge_shares
 from capture.reading.shares import Selection, Share
-from capture.reading.supply import SetSum, Supply
+from capture.reading.supply import Supply
 from capture.restoring.archive import COLUMNS, as_columns
 from capture.stores.contract import Store
 

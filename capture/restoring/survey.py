@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 from capture.archive.index.tree import Where
 from capture.archive.manifest import Stored, is_outside
-from capture.archive.sequences import Sequences
+from capture.archive.sequences import Sequences, SetSum
 from capture.errors import NotStoredError, RestoreRefusedError
 from capture.reading.inventory import Inventory
 from capture.reading.merge import FAN_IN
 from capture.reading.shares import keeps_whole, parse_sequences
-from capture.reading.supply import SetSum, Supply
+from capture.reading.supply import Supply
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from capture.verification.fingerprints import Existing
 from natty.wire.background import map_concurrently

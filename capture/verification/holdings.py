@@ -10,14 +10,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from capture.archive.manifest import TABLE, Stored
-from capture.archive.sequences import GrowingSet, Sequences
+from capture.archive.sequences import MOST_WAITING, MOST_WAITING_BYTES, GrowingSet, Sequences
 from capture.archive.stored_formats import format_of
 from capture.archive.trust import NO_CHECKS, Trust
 from capture.verification.verdict import Holdings
 
 UNDECODABLE_KEY = "_undecodable"  # the same as `capture.partitioners.UNDECODABLE`; a user's key has another text
-MOST_WAITING, MOST_WAITING_BYTES = 4096, 16 << 20
-"""Sets of objects, and bytes of their texts, that are joined at a time before they are added to the whole sets."""
 
 
 class State(Enum):

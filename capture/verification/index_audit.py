@@ -13,13 +13,10 @@ from capture.archive.index.tree import Index
 from capture.archive.index.update import held_of
 from capture.archive.index.version import Place, Total, Version
 from capture.archive.manifest import Indexed, Manifest, Stored
-from capture.archive.sequences import GrowingSet, Sequences
+from capture.archive.sequences import MOST_WAITING, MOST_WAITING_BYTES, Sequences, SetSum
 from capture.archive.table import Table
 from capture.errors import ManifestError
 from capture.stores.contract import Store
-
-MOST_WAITING, MOST_WAITING_BYTES = 4096, 16 << 20
-"""Sets of objects, and their bytes, that are joined at a time before they are added to the whole sets."""
 
 
 async def check_indexes(store: Store, path: str, document: Indexed, *, deep: bool = True) -> None:
@@ -83,31 +80,20 @@ async def _find(index: Index, manifest: Manifest, places: Sequence[Place]) -> di
 
 @dataclass
 class _Sums:
-    """What the entries of a stream add up to, so far; `waiting` are sets that are not joined yet."""
+    """What the entries of a stream add up to, so far."""
 
     objects: int = 0
     messages: int = 0
     bytes: int = 0
     formats: Counter[str] = field(default_factory=Counter)
-    waiting: list[Sequences] = field(default_factory=list)
-    sequences: GrowingSet = field(default_factory=GrowingSet)
-    twice: GrowingSet = field(default_factory=GrowingSet)
+    sets: SetSum = field(default_factory=SetSum)
 
     def add(self, one: Entry, held: Sequences) -> None:
         self.objects += 1
         self.messages += one.count
         self.bytes += one.bytes
         self.formats[one.format] += 1
-        self.waiting.append(held)
-
-    def join(self) -> None:
-        together = Sequences.union_of(self.waiting)
-        if sum(map(len, self.waiting)) > len(together):
-            self.twice.add(Sequences.find_repeated(self.waiting))
-        self.twice.add(self.sequences.find(together))
-        self.sequences.add(together)
-        self.sequences.compact()
-        self.waiting.clear()
+        self.sets.add(held)
 
 
 async def _check_version(index: Index, path: str, document: Indexed, version: Version) -> None:
@@ -115,7 +101,7 @@ async def _check_version(index: Index, path: str, document: Indexed, version: Ve
     name = next(name for name in document.__struct_fields__ if getattr(document, name) is version)
     for stream in sorted({*streams, *version.streams}):
         total, found = version.streams.get(stream, Total()), streams[stream]
-        held, everything = await held_of(index, version, stream), found.sequences.all
+        held, everything = await held_of(index, version, stream), found.sets.all
         for said, counted, what in (
             (total.objects, found.objects, "objects"),
             (total.messages, found.messages, "messages"),
@@ -123,7 +109,7 @@ async def _check_version(index: Index, path: str, document: Indexed, version: Ve
             (total.formats, dict(found.formats), "by formats"),
             (total.held.count, len(everything), "sequences"),
             (held, everything, "sequences"),
-            (_read_twice(total, path), found.twice.all, "sequences that are stored twice"),
+            (_read_twice(total, path), found.sets.repeated, "sequences that are stored twice"),
         ):
             if said != counted:
                 say = f"it says {_describe(said)} {what} of {stream}, and its {name} has {_describe(counted)}"
@@ -137,7 +123,7 @@ async def _add_up(index: Index, version: Version, *, whole: bool) -> dict[str, _
 
     def join() -> None:
         for one in streams.values():
-            one.join()
+            one.sets.join()
 
     async def look(page: str, entries: Sequence[Entry]) -> None:
         nonlocal waiting, waiting_bytes
@@ -149,7 +135,6 @@ async def _add_up(index: Index, version: Version, *, whole: bool) -> dict[str, _
             join()
 
     await index.verify(version, look)
-    join()
     return streams
 
 

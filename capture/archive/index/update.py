@@ -12,7 +12,7 @@ from capture.archive.index.page import Entry, SetPage, encode, place_of
 from capture.archive.index.tree import Index, Where
 from capture.archive.index.version import Name, Place, Total, Version
 from capture.archive.manifest import Stored
-from capture.archive.sequences import WIDEST, Sequences
+from capture.archive.sequences import WIDEST, Sequences, SetSum
 from capture.errors import ManifestError
 
 
@@ -92,15 +92,16 @@ async def _total(
     doubtful = left & twice
     kept = Sequences.union_of(others) & doubtful
     twice = (twice - doubtful) | (Sequences.find_repeated(others) & doubtful)
-    sets = [await _set_of(index, one) for one in came]
-    held, again = await change_held(was.held, left - kept, Sequences.union_of(sets), index.set_page, keep)
-    repeated = again | Sequences.find_repeated(sets)
+    sums = SetSum()
+    for one in came:
+        sums.add(await _set_of(index, one), len(one.sequences))
+    held, again = await change_held(was.held, left - kept, sums.all, index.set_page, keep)
     return Total(
         objects=was.objects + len(came) - len(gone),
         messages=was.messages + sum(one.count for one in came) - sum(one.count for one in gone),
         bytes=was.bytes + sum(one.bytes for one in came) - sum(one.bytes for one in gone),
         held=held,
-        twice=(twice | repeated).to_text(),
+        twice=(twice | again | sums.repeated).to_text(),
         formats=_count_formats(was.formats, came, gone),
     )
 

@@ -153,7 +153,7 @@ async def test_a_plan_page_by_page_is_that_of_a_list_of_all_objects(blocks, wind
         patch.setattr(merge, "FAN_IN", 4)
         patch.setattr("capture.restoring.survey.FAN_IN", 4)
         patch.setattr("capture.restoring.survey.FEW", 2)
-        patch.setattr(supply, "MOST_WAITING", 3)
+        patch.setattr("capture.archive.sequences.MOST_WAITING", 3)
         patch.setattr(supply, "NEAR", 8)
         patch.setattr(inventory_module, "AHEAD", 2)
         store, inventory, objects = await archive_of(blocks)
