@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_line import settings_of
 from commands import the_line
 from electing import vacated_archive
 from patient import FILLING, PATIENCE, PATIENT
@@ -50,17 +51,8 @@ class Shell:
 
     def __init__(self, folder, options):
         self.folder = folder
-        self.environment = clean_environment() | {
-            "HOME": str(folder),
-            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),  # Spark's classes
-            "COLUMNS": "200",
-            "NATS_URL": ",".join(options["servers"]),
-            "NATS_CA": options["tls_ca"],
-            "NATS_CERT": options["tls_cert"],
-            "NATS_KEY": options["tls_key"],
-            "NATS_TIMEOUT": f"{PATIENCE}s",
-            "NATS_CONNECT_TIMEOUT": f"{PATIENCE}s",
-        }
+        spark_classes = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        self.environment = clean_environment() | settings_of(options, folder) | {"XDG_CACHE_HOME": spark_classes}
         self.started = []
 
     def start(self, program, *arguments, **environment):

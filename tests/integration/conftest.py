@@ -19,6 +19,8 @@ from stores_faults import faulty  # noqa: F401
 from natty.elections import candidacy
 from natty.elections import options as election_options
 from natty.elections.options import Rules
+from natty.testing import NatsServer
+from natty.wire.background import cancel_all
 
 SETTINGS = {
     "decoder": "json",
@@ -189,6 +191,21 @@ async def running():
     """Return a function that runs a coroutine in the background, until the end of the test."""
     tasks = []
     yield lambda coroutine: tasks.append(asyncio.create_task(coroutine)) or tasks[-1]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel_all(tasks)
+
+
+@pytest.fixture(scope="module")
+def own_server(request, natty_tls, nats_server_binary, tmp_path_factory):
+    """A server that the tests of a file may stop, kill and pause; `SERVER_OPTIONS` of the file are its options."""
+    options = getattr(request.module, "SERVER_OPTIONS", None)
+    folder = tmp_path_factory.mktemp("own-server")
+    with NatsServer(options, folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def victim(own_server):
+    """That server, running again after the test."""
+    yield own_server
+    own_server.resume()
+    own_server.start()

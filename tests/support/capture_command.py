@@ -13,9 +13,23 @@ from typer.main import get_command
 from capture.cli.app import make_app
 from capture.errors import CaptureError
 from natty.cli.run import run
+from natty.errors import NattyError
 
 COMMANDS = get_command(make_app())
 STYLES = re.compile(r"\x1b\[[\d;]*m")
+
+
+def calling(monkeypatch, capsys):
+    """Return a function that runs a command in this process: (status, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["capture", *map(str, arguments)])
+        status = run(make_app(), "capture", (CaptureError, NattyError))
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return status, said.out, said.err
+
+    return call
 
 
 class CaptureCommand:

@@ -1,6 +1,7 @@
 """Capture nodes in the test's own process, over the test's connections."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from patient import PATIENCE
@@ -8,6 +9,7 @@ from patient import PATIENCE
 from capture.config.load import load
 from capture.config.streams import each
 from capture.node.node import Node
+from natty.wire.background import cancel_all
 
 
 class Running:
@@ -24,6 +26,19 @@ class Running:
     async def stop(self):
         self.node.stop()
         await self.ended()
+
+
+@asynccontextmanager
+async def running_here(node):
+    """Run a node, or several; in the end it is told to stop, and must end well."""
+    run = asyncio.create_task(node.run())
+    try:
+        yield node
+        node.stop()
+        async with asyncio.timeout(PATIENCE):
+            await run
+    finally:
+        await cancel_all([run])
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """Commands that are given a place where no archive is: a sentence and a status that no monitoring takes for well."""
 
 import pytest
+from capture_command import calling
 from secret import write_secret
 
 from capture.archive.identity import claim
-from capture.cli.app import make_app
-from capture.errors import CaptureError
 from capture.stores import open_store
-from natty import NattyError
-from natty.cli.run import run
 
 NONE = "there is no archive in {url}: it has no _archive.json, nothing was ever captured into it. Check the store"
 
@@ -19,15 +16,7 @@ def capture(shell, monkeypatch, capsys):
     monkeypatch.chdir(shell.folder)
     for name, value in shell.environment.items():
         monkeypatch.setenv(name, value)
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["capture", *map(str, arguments)])
-        status = run(make_app(), "capture", (CaptureError, NattyError))
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return status, said.out, said.err
-
-    return call
+    return calling(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,12 @@ from base64 import b64encode
 import msgspec
 import pytest
 from archiving import store_all, sweep_once
+from capture_command import calling
 from prometheus_client.parser import text_string_to_metric_families
 
 from capture.archive.chain import Head
-from capture.cli.app import make_app
 from capture.config.load import load
-from capture.errors import CaptureError
 from capture.stores import open_store
-from natty import NattyError
-from natty.cli.run import run
 from natty.testing import free_ports
 
 MESSAGES = 30
@@ -51,15 +48,7 @@ def archive(captured_stream, shell, monkeypatch):
 @pytest.fixture
 def capture(monkeypatch, capsys):
     """Run the command line in this process: (status, standard output, standard error)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["capture", *map(str, arguments)])
-        status = run(make_app(), "capture", (CaptureError, NattyError))
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return status, said.out, said.err
-
-    return call
+    return calling(monkeypatch, capsys)
 
 
 def a_block(folder):

@@ -8,6 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 from group_members import partitioned
+from node_beside import running_here
 from patient import PATIENCE, PATIENT, until
 from stores_faults import Say
 
@@ -55,16 +56,8 @@ async def until_ready(port):
 @asynccontextmanager
 async def running(node):
     """Run a node, or several, with the probes' port; in the end it is told to stop, and must end well."""
-    async with serve(node, "127.0.0.1:0") as port:
-        run = asyncio.create_task(node.run())
-        try:
-            yield port
-            node.stop()
-            async with asyncio.timeout(PATIENCE):
-                await run
-        finally:
-            run.cancel()
-            await asyncio.gather(run, return_exceptions=True)
+    async with serve(node, "127.0.0.1:0") as port, running_here(node):
+        yield port
 
 
 async def stored(fleet, config, stream):

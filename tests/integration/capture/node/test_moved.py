@@ -5,12 +5,12 @@ import os
 import re
 import shutil
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from command_line import settings_of
+from node_beside import running_here
 from patient import PATIENCE, until
 
 from capture.archive.heads import SWEEP
@@ -26,24 +26,9 @@ from capture.verification.check import check
 EAGER = {"decoder": "raw", "limits__max_age": 0.2}
 
 
-@asynccontextmanager
-async def running(config):
-    """Run a node of this configuration; in the end it must end well."""
-    node = Node(config)
-    run = asyncio.create_task(node.run())
-    try:
-        yield node
-        node.stop()
-        async with asyncio.timeout(PATIENCE):
-            await run
-    finally:
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
-
-
 async def captured(fleet, config, held):
     """Capture with a node until a sweep has found so many messages in the archive."""
-    async with running(config):
+    async with running_here(Node(config)):
         board = Board(fleet.natty, config.name)
         async with asyncio.timeout(PATIENCE):
             while not (state := (await board.read()).state) or [one.held for one in state.streams] != [held]:
@@ -139,7 +124,7 @@ async def test_a_new_archive_with_the_old_durable_is_refused_since_it_would_lack
 async def test_the_same_store_under_another_spelling_is_the_same(fleet, first):
     (fleet.folder / "link").symlink_to(fleet.store)
     for spelling in (fleet.store.as_uri(), str(fleet.folder / "link"), f"{fleet.folder}/../{fleet.folder.name}/lake"):
-        async with running(load(fleet.configure(**EAGER, store=spelling))) as node:
+        async with running_here(Node(load(fleet.configure(**EAGER, store=spelling)))) as node:
             await until(lambda node=node: node.start.over)
 
 
@@ -173,7 +158,7 @@ async def test_a_damaged_archive_is_captured_into_and_the_status_says_why_it_is_
     lost = await store.get(head.path)
     await store.put("_manifest/0000000001-1.json", b"{}")
     await store.delete(head.path)
-    async with running(first) as node:
+    async with running_here(Node(first)) as node:
         why = f"{node.name}: the sweep failed: the head names {head.path}, which is not in {store.url}"
         await until_troubled(fleet, first, lambda troubles: any(one.startswith(why) for one in troubles))
         await fleet.publish([b"more"])
@@ -224,7 +209,7 @@ async def typed(fleet, commands, **environment):
 async def test_the_pages_commands_copy_a_folder_and_delete_the_old_durable(fleet, first, configured):
     copy, _, remove = COMMANDS
     assert "10 stored, " in await typed(fleet, copy)
-    async with running(configured()) as node:
+    async with running_here(Node(configured())) as node:
         await until(lambda: node.start.over)
     await typed(fleet, remove.replace("ORDERS", fleet.stream))
     names = (await fleet.natty.jetstream.request(f"CONSUMER.NAMES.{fleet.stream}"))["consumers"]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from jetstream_ranges import WAYS, read, sequences_of, source_of, twenty_messages, whole_range
+from jetstream_ranges import WAYS, read, sequences_of, whole_range
 from patient import FILLING, PATIENCE
 
 from capture.errors import DataLossError
@@ -13,16 +13,6 @@ from capture.reading.direct_answers import list_sequences
 from capture.reading.stream_range import stream_facts
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
-
-
-@pytest.fixture
-async def stream(natty, natty_name):
-    return await twenty_messages(natty, natty_name("ORDERS"))
-
-
-@pytest.fixture
-def source(nats_server, stream):
-    return source_of(nats_server, stream)
 
 
 @pytest.mark.parametrize("way", WAYS)

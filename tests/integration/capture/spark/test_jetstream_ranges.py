@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
-from jetstream_ranges import WAYS, read, rows_of, sequences_of, source_of, twenty_messages, whole_range
+from jetstream_ranges import WAYS, read, rows_of, sequences_of, whole_range
 from patient import NEVER, PATIENCE, PATIENT, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -17,16 +17,6 @@ from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
 from natty import Natty
 from natty.testing import NatsServer, ServerOptions
-
-
-@pytest.fixture
-async def stream(natty, natty_name):
-    return await twenty_messages(natty, natty_name("ORDERS"))
-
-
-@pytest.fixture
-def source(nats_server, stream):
-    return source_of(nats_server, stream)
 
 
 @pytest.mark.parametrize("way", WAYS)

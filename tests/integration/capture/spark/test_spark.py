@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import pytest_asyncio
-from spark_blocks import HOUR, QUICK, STARTED, group, parquet_block, row, rows_of, stored, write_parquet
+from spark_blocks import HOUR, STARTED, group, parquet_block, row, rows_of, stored, write_parquet
 
 from capture.archive.sequences import Sequences
 from capture.errors import SparkError
@@ -16,23 +15,10 @@ from capture.formats.ndjson import NdjsonWriter
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
 from capture.maintenance.merge.schema_evolution import OWN
-from capture.spark import SparkDriver, SparkOptions, View
+from capture.spark import View
 from capture.spark.protocol import SMALL_BYTES
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def driver(tmp_path_factory):
-    log = tmp_path_factory.mktemp("spark") / "driver.log"
-    properties = {**QUICK, "spark.capture.secret": "do-not-show-me"}
-    async with SparkDriver(SparkOptions(properties=properties), log=log) as driver:
-        yield driver
-
-
-@pytest.fixture
-def store(tmp_path):
-    return tmp_path / "a lake"
 
 
 @pytest.fixture(params=["together", "alone"])

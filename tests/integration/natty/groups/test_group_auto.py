@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from consuming import until
-from group_members import Notes, make, publish, start_instance
+from group_members import make, publish, start_instance
 from patient import PATIENCE, PATIENT
 
 from natty import Natty
@@ -17,11 +17,6 @@ AUTO = {"ack_wait": 2.0, "ttl": 2.0, "dead_letters": False}
 @pytest.fixture
 async def group(natty, natty_name):
     return await make(natty, natty_name("AUTO"), partitions=6)
-
-
-@pytest.fixture
-def notes():
-    return Notes()
 
 
 def shared(*memberships):

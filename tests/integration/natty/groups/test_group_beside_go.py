@@ -6,27 +6,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 from consuming import until
-from go_groups import ELASTIC, Go, pinned_by
-from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish
+from go_groups import ELASTIC, pinned_by
+from group_members import LONG, QUICK, consumer, has_state, publish
 
 from natty.errors import BadGroupError
 
 AS_CG = {"ack_wait": 2.0, "max_ack_pending": 1, "dead_letters": False}
-
-
-@pytest.fixture
-async def group(natty, natty_name):
-    return await make(natty, natty_name("GROUP"), members=["m1"])
-
-
-@pytest.fixture
-def notes():
-    return Notes()
-
-
-@pytest.fixture
-def go(natty):
-    return Go(natty)
 
 
 def filters_of(group, *partitions):

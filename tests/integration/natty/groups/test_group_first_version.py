@@ -10,7 +10,7 @@ import pytest
 from command_line import settings_of
 from consuming import until
 from go_groups import ELASTIC, STATIC, Go
-from group_members import LONG, QUICK, Notes, consumer, has_state, partitioned, publish
+from group_members import LONG, QUICK, consumer, has_state, partitioned, publish
 from patient import PATIENCE, PATIENT
 from servers import old_server
 
@@ -22,16 +22,6 @@ from natty.testing import NatsServer
 MEMBERS = ("m1", "m2")
 BALANCED = {"members": ["m1", "m2"]}
 MAPPED = {"member_mappings": [{"member": "m1", "partitions": [0]}, {"member": "m2", "partitions": [1]}]}
-
-
-@pytest.fixture
-def go(natty):
-    return Go(natty)
-
-
-@pytest.fixture
-def notes():
-    return Notes()
 
 
 async def make_elastic(natty, go, stream, members=BALANCED):

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from consuming import until
 from forgetting import messages_in
-from group_members import LONG, QUICK, Notes, consumer, has_state, make, partitioned, publish
+from group_members import LONG, QUICK, consumer, has_state, make, partitioned, publish
 from patient import PATIENT
 
 from natty import ConsumerNotFoundError, DeadLetterOptions, Natty
@@ -15,11 +15,6 @@ from natty.testing import NatsServer, ServerOptions
 
 KEYS = 8
 OPTIONS = QUICK | {"ordered_by": "subject", "shutdown_timeout": 0.1}
-
-
-@pytest.fixture
-def notes():
-    return Notes()
 
 
 @pytest.fixture

@@ -5,29 +5,10 @@ from contextlib import AsyncExitStack
 import pytest
 from consuming import until
 from go_groups import ELASTIC, Go
-from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish, start_instance
+from group_members import LONG, QUICK, consumer, has_state, make, publish, start_instance
 from patient import PATIENCE, PATIENT
 
 from natty import Natty, NattyError
-from natty.testing import NatsServer, ServerOptions
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may restart."""
-    folder = tmp_path_factory.mktemp("victim")
-    with NatsServer(ServerOptions(), folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
-@pytest.fixture
-async def group(natty, natty_name):
-    return await make(natty, natty_name("GROUP"), members=["m1"])
-
-
-@pytest.fixture
-def notes():
-    return Notes()
 
 
 async def test_a_consumer_that_is_deleted_by_hand_is_made_again_and_nothing_is_lost(natty, group, notes):

@@ -3,23 +3,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 from consuming import until
-from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish
+from group_members import LONG, QUICK, Notes, consumer, has_state, publish
 from patient import PATIENCE
 
 from natty import JetStreamError, Message
 from natty.errors import GroupNotFoundError
 
 AS_CG = {"ack_wait": 2.0, "max_ack_pending": 1, "dead_letters": False}
-
-
-@pytest.fixture
-async def group(natty, natty_name):
-    return await make(natty, natty_name("GROUP"), members=["m1"])
-
-
-@pytest.fixture
-def notes():
-    return Notes()
 
 
 async def test_two_members_share_the_keys_and_keep_each_in_order(natty, group, notes):

@@ -1,22 +1,11 @@
 import re
 
-import pytest
 from consuming import until
-from group_members import LONG, Notes, has_state, make, publish
+from group_members import LONG, has_state, publish
 from prometheus_client import CollectorRegistry, generate_latest
 
 from natty.groups.lag import lag
 from natty.metrics.telemetry import collector
-
-
-@pytest.fixture
-async def group(natty, natty_name):
-    return await make(natty, natty_name("GROUP"), members=["m1"])
-
-
-@pytest.fixture
-def notes():
-    return Notes()
 
 
 async def test_metrics_and_lag_show_a_member_at_work(natty, group, notes):

@@ -1,22 +1,11 @@
 import pytest
 from consuming import until
-from go_groups import Go
-from group_members import LONG, Notes, consumer, has_state, partitioned, publish
+from group_members import LONG, consumer, has_state, partitioned, publish
 from hostile import MALFORMED, publish_raw
 
 from natty import ConsumerNotFoundError
 from natty.errors import BadGroupError
 from natty.groups.lag import lag
-
-
-@pytest.fixture
-def notes():
-    return Notes()
-
-
-@pytest.fixture
-def go(natty):
-    return Go(natty)
 
 
 @pytest.fixture

@@ -3,18 +3,13 @@
 import asyncio
 
 import pytest
-from go_groups import ELASTIC, Go
+from go_groups import ELASTIC
 
 from natty import BadGroupError
 from natty.groups import ElasticAdmin, PartitioningFilter
 from natty.names import BadNameError
 
 FOO = PartitioningFilter("foo.*", (1,))
-
-
-@pytest.fixture
-def go(natty):
-    return Go(natty)
 
 
 @pytest.fixture

@@ -17,11 +17,6 @@ FOO = PartitioningFilter("foo.*", (1,))
 
 
 @pytest.fixture
-def go(natty):
-    return Go(natty)
-
-
-@pytest.fixture
 async def stream(natty, natty_name):
     """A stream that takes foo.<name>.>, where other tests' streams are not in the way."""
     name = natty_name("orders")

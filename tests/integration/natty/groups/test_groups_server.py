@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from go_groups import ELASTIC, Go, pinned_by
+from go_groups import ELASTIC, pinned_by
 from patient import PATIENCE, until
 
 from natty import BadGroupError, ConsumerNotFoundError
@@ -12,11 +12,6 @@ from natty.groups import ElasticAdmin, PartitioningFilter, StaticAdmin
 from natty.groups.partitions import key_of, partition_of
 from natty.groups.settings import elastic_consumer, static_member_consumer
 from natty.pulling.pin import PIN_HEADER
-
-
-@pytest.fixture
-def go(natty):
-    return Go(natty)
 
 
 async def buffered(group, count):

@@ -3,17 +3,12 @@
 import asyncio
 
 import pytest
-from go_groups import STATIC, Go
+from go_groups import STATIC
 
 from natty import BadGroupError, GroupExistsError, GroupNotFoundError, JetStreamError, NattyError, StreamNotFoundError
 from natty.groups import StaticAdmin, list_groups
 from natty.groups.settings import static_member_consumer
 from natty.names import BadNameError
-
-
-@pytest.fixture
-def go(natty):
-    return Go(natty)
 
 
 @pytest.fixture

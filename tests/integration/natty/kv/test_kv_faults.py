@@ -15,13 +15,6 @@ from natty.testing import NatsServer, ServerOptions
 QUICK = {"heartbeat": 0.5}
 
 
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kv-victim")
-    with NatsServer(ServerOptions(), folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
 @pytest.fixture
 async def see():
     async with watching() as start:

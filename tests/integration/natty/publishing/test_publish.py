@@ -8,24 +8,9 @@ from publishing import LASTING, UNHURRIED, make_stream, payloads
 
 from natty import Natty, PublishError, StreamNotFoundError, WrongLastSequenceError, jetstream
 from natty.errors import BadSubjectError, PayloadTooLargeError, UnsupportedError
-from natty.testing import NatsServer
 
 PATHS = pytest.mark.parametrize("path", ["fast", "window"])
 LOST = 5_000  # messages published while the server is killed
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may kill."""
-    with NatsServer(folder=tmp_path_factory.mktemp("victim"), tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
-@pytest.fixture
-def victim(own_server):
-    """That server, running again after the test."""
-    yield own_server
-    own_server.start()
 
 
 @pytest.fixture

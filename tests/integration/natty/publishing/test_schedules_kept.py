@@ -10,17 +10,9 @@ from patient import PATIENCE, PATIENT
 from scheduling import make_scheduling, passed, published, waiting
 
 from natty import JetStreamError, Natty, PublishError
-from natty.testing import NatsServer
 
 pytestmark = pytest.mark.long
 HIDDEN = "Nats-Scheduler"
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may kill."""
-    with NatsServer(folder=tmp_path_factory.mktemp("victim"), tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
 
 
 async def test_what_waits_survives_sigkill_and_what_was_due_meanwhile_is_published_once_at_the_start(

@@ -8,27 +8,10 @@ from patient import FILLING, NEVER, PATIENCE, PATIENT, reconfigure, turns, until
 from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError
 from natty.pulling import pull as pulling
 from natty.pulling.requests import PullOptions
-from natty.testing import NatsServer, ServerOptions
 
 QUICK = {"heartbeat": 0.3, "expires": 1.0}
 SLOW = {"heartbeat": NEVER, "expires": 2 * NEVER}
 LONG = 2 * PATIENCE  # for many messages through faults
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may kill and pause."""
-    folder = tmp_path_factory.mktemp("victim")
-    with NatsServer(ServerOptions(), folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
-@pytest.fixture
-def victim(own_server):
-    """That server, running again after the test."""
-    yield own_server
-    own_server.resume()
-    own_server.start()
 
 
 async def fill(natty, name, count, *, padding=0, **consumer):

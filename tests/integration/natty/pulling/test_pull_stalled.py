@@ -8,25 +8,9 @@ from patient import PATIENCE, PATIENT, until
 
 from natty import ConsumerNotFoundError, Natty, Pull, PullOptions, RequestTimeoutError
 from natty.pulling import pull as pulling
-from natty.testing import NatsServer, ServerOptions
 
 HEARTBEAT = 0.4  # seconds
 QUICK = {"heartbeat": HEARTBEAT, "expires": 1.0}
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may pause."""
-    folder = tmp_path_factory.mktemp("stalled")
-    with NatsServer(ServerOptions(), folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
-@pytest.fixture
-def victim(own_server):
-    """That server, awake after the test."""
-    yield own_server
-    own_server.resume()
 
 
 async def make(natty, name, count=0):

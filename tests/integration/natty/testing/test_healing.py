@@ -16,27 +16,11 @@ from natty.pulling import pull as pulling
 from natty.testing import NatsServer, Proxy, ServerOptions
 
 ACK_WAIT = 1.0  # seconds
+SERVER_OPTIONS = ServerOptions(config='lame_duck_duration: "30s", lame_duck_grace_period: "0.2s"')  # of `own_server`
 QUICK = {"heartbeat": 0.5, "expires": 1.0}
 LIVELY = PATIENT | {
     "ping_interval": 0.5
 }  # notices a silent link; whether also one too many, after a stall, is no matter
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may kill and pause."""
-    options = ServerOptions(config='lame_duck_duration: "30s", lame_duck_grace_period: "0.2s"')
-    folder = tmp_path_factory.mktemp("healing")
-    with NatsServer(options, folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
-@pytest.fixture
-def victim(own_server):
-    """That server, running again after the test."""
-    yield own_server
-    own_server.resume()
-    own_server.start()
 
 
 class Flow:

@@ -11,23 +11,7 @@ from natty.testing import NatsServer, Proxy, ServerOptions
 from natty.wire import connection
 
 PING = 0.3  # seconds: a client that is to notice a silent link
-
-
-@pytest.fixture(scope="module")
-def own_server(natty_tls, nats_server_binary, tmp_path_factory):
-    """A server that the tests of this file may kill and pause."""
-    folder = tmp_path_factory.mktemp("victim")
-    options = ServerOptions(max_payload_bytes=100_000)
-    with NatsServer(options, folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
-        yield server
-
-
-@pytest.fixture
-def victim(own_server):
-    """That server, running again after the test."""
-    yield own_server
-    own_server.resume()
-    own_server.start()
+SERVER_OPTIONS = ServerOptions(max_payload_bytes=100_000)  # of `own_server`
 
 
 @contextlib.asynccontextmanager

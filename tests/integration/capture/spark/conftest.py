@@ -1,0 +1,29 @@
+import pytest
+import pytest_asyncio
+from jetstream_ranges import source_of, twenty_messages
+from spark_blocks import QUICK
+
+from capture.spark import SparkDriver, SparkOptions
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(tmp_path_factory):
+    log = tmp_path_factory.mktemp("spark") / "driver.log"
+    properties = {**QUICK, "spark.capture.secret": "do-not-show-me"}
+    async with SparkDriver(SparkOptions(properties=properties), log=log) as driver:
+        yield driver
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "a lake"
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    return await twenty_messages(natty, natty_name("ORDERS"))
+
+
+@pytest.fixture
+def source(nats_server, stream):
+    return source_of(nats_server, stream)
