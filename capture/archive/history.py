@@ -111,7 +111,7 @@ async def recording_at(store: Store, newest: Recording, at: float) -> Recording 
 async def recordings_around(store: Store, newest: Recording, at: float) -> Around:
     """Return the recording that was valid at a time, and the earliest one after it that is kept; None for no such one.
 
-    The latter is found only if there is no valid one: then both tell what is missing. Raises as `recording_at`.
+    The latter is found only if there is no valid one: then both show what is missing. Raises as `recording_at`.
     """
     if newest.created <= at:
         return newest, None

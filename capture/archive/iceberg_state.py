@@ -42,8 +42,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `objects` are Iceberg's own files (manifest list, manifests) that this snapshot names and no older remaining
     snapshot does, by path, with their SHA-256. `dropped` are the paths, also of data files, that it names and its
-    successor does not. `came` are the blocks among its data files that no older remaining snapshot names, and
-    `is_brief` tells that it names any block: then it is kept for BRIEF only. `replaced` is when it was replaced; 0:
+    successor does not. `came` are the blocks among its data files that no older remaining snapshot names. A snapshot
+    with any block `is_brief`: it is kept for BRIEF only. `replaced` is when it was replaced; 0:
     when the next remaining one was made.
     """
 

@@ -127,10 +127,9 @@ class Manifest(Indexed, frozen=True, kw_only=True):
     """The adopted blocks: those that wait for compaction, and those about to be deleted. The sweep's leader commits it.
 
     `of_table` is the number of the last table that allowed the sweep to remove blocks: with an older table they would
-    be missing. `removed` is what retention has removed of the blocks, by stream. `outside` tells that a block that was
-    ever adopted is outside of `blocks/`. In format 1 the manifest also
-    described the table, and retired its files. A manifest of a later format keeps both unchanged until there is a
-    `capture.archive.table.Table`, which starts with them.
+    be missing. `removed` is what retention has removed of the blocks, by stream. `outside` is True once a block outside
+    of `blocks/` was adopted. In format 1 the manifest also described the table, and retired its files. A manifest of a
+    later format keeps both unchanged until there is a `capture.archive.table.Table`, which starts with them.
     """
 
     FOLDER: ClassVar[str] = "_manifest/"

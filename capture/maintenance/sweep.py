@@ -103,7 +103,7 @@ async def sweep(
     run again, or run twice at once: it deletes an object only after the manifest that makes it superfluous is
     committed. FencedError if this term is over; nothing is deleted then. `begins` are the first sequences of the
     streams, read before `now` (Unix seconds). Entries that `trust` refuses are not adopted: they stay, and are reported
-    like unreadable entries. `outside` tells that the nodes' layout stores blocks outside of `blocks/`; if the manifest
+    like unreadable entries. `outside`: the nodes' layout stores blocks outside of `blocks/`; if the manifest
     names such a block, leftovers are looked for there in any case.
     """
     store, pointer, indexes, grace = leading.store, leading.pointer, leading.indexes, leading.grace

@@ -81,7 +81,7 @@ class Supply:
 
 
 class _Near:
-    """Cuts a set down to what is near ranges that are asked for in the order of their first sequences."""
+    """Cuts a set down to what is near ranges that are requested in the order of their first sequences."""
 
     def __init__(self, whole: Sequences) -> None:
         self._whole = self._part = whole

@@ -66,7 +66,7 @@ class Status:
 
     @property
     def lacks_candidate(self) -> bool:
-        """Whether nobody leads the compaction, and no running node can."""
+        """Whether no node leads the compaction, and no running node can."""
         return not self.compactor and not self.board.locations
 
     def knows(self, stream: StreamState) -> bool:

@@ -1,4 +1,4 @@
-"""The exact set of sequences that an index holds of a stream, kept beside its root: what is missing is told at once.
+"""The exact set of sequences that an index holds of a stream, stored beside its root: it is read without the leaves.
 
 The set is cut into chunks. Those of a few runs stand in the document itself; each of the others has a page, so that a
 change writes only the chunks that it touches. pyroaring's bitmaps would need 12 bytes for each 65,536 sequences, also

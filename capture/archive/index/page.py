@@ -42,7 +42,7 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
     `stored` is the number of bytes of the objects. `first` and `last` are the lowest and highest sequence, `min_ns` and
     `max_ns` the times of the earliest and latest message (0 and MAXIMUM if an entry does not have them). `size` is the
     child's size before compression, estimated. `runs` are the runs of all sequences below, of one stream; empty if
-    there are more than MOST_RUNS. `level` is the child's, and `apart` tells whether sets below have pages of their own.
+    there are more than MOST_RUNS. `level` is the child's, and `apart` says whether sets below have pages of their own.
     """
 
     page: bytes
