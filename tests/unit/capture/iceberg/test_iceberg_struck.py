@@ -137,8 +137,8 @@ class Late(Exposer):
         await super().announce(table, **options)
         self._announces = False
 
-    async def _read_metadata(self, exposed):
-        data = await super()._read_metadata(exposed)
+    async def _read(self, path, digest):
+        data = await super()._read(path, digest)
         if self._announces:
             await self._happens()
         return data
