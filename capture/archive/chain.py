@@ -17,7 +17,7 @@ import msgspec
 
 from capture.archive.signing import Signer, split, vouch
 from capture.errors import AlreadyStoredError, ManifestError, NotStoredError
-from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store, is_path
 from capture.stores.deletion import delete_all
 from natty.errors import UNREADABLE
 from natty.wire.background import map_concurrently
@@ -288,8 +288,16 @@ async def commit(
 
 
 async def delete(store: Store, pointer: HeadPointer, paths: Iterable[str]) -> None:
-    """Delete these objects, as long as the term lasts: it is checked before each request. FencedError if it is over."""
-    await delete_all(store, paths, check=pointer.check)
+    """Delete these objects, as long as the term lasts: it is checked before each request. FencedError if it is over.
+
+    Names that can't be those of objects of an archive are left out and logged: another program has made them.
+    """
+    known, strange = list[str](), list[str]()
+    for path in paths:
+        (known if is_path(path) else strange).append(path)
+    if strange:
+        log.warning("%d files that capture can't have stored are left in %s: %r…", len(strange), store.url, strange[0])
+    await delete_all(store, known, check=pointer.check)
 
 
 def old_documents(document: Document, objects: Listing, before: float) -> list[str]:

@@ -46,7 +46,7 @@ from capture.errors import ManifestError, NotStoredError
 from capture.maintenance.expiring import Expiring, find_expiring
 from capture.maintenance.leading import Leading
 from capture.maintenance.sweep_plan import NOWHERE, Rest, SweepPlan, plan_sweep
-from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store, is_path
 from natty.wire.background import map_concurrently
 
 MOST_ENTRY_BYTES = 64 << 20
@@ -331,6 +331,9 @@ async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored
     async def read(one: ObjectInfo) -> None:
         path = one.path
         try:
+            if not is_path(path):
+                path = repr(path)  # of a file that another program has made, and perhaps not text
+                raise ManifestError(f"{path} is not the path of an entry")
             if one.bytes > MOST_ENTRY_BYTES:
                 raise ManifestError(f"{path} has {one.bytes:,} bytes, and no entry has more than {MOST_ENTRY_BYTES:,}")
             entry = decode_entry(await store.get(path), path)

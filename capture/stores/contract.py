@@ -21,7 +21,7 @@ AHEAD_OBJECTS = 32
 AHEAD_BYTES = 16 << 20
 """The limits of objects that `read_ahead` fetches before they are needed; one larger object is fetched all the same."""
 
-_PART = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f\x7f]+"  # neither "." nor "..", and only what every store keeps as it is
+_PART = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f\x7f\ud800-\udfff]+"  # not "." or "..", only what every store keeps as it is
 
 is_path = re.compile(rf"(?!{re.escape(SCRATCH)}(?:/|\Z)){_PART}(?:/{_PART})*").fullmatch
 """Return a match if a text names an object inside a store."""
@@ -144,7 +144,7 @@ def check_path(path: str) -> str:
         return path
     raise StoreError(
         f"{path!r} is not a path inside a store: relative, '/' between its parts, none of them '..', "
-        f"no backslash, no control characters"
+        f"no backslash, no control characters, nothing but text"
     )
 
 
