@@ -7,6 +7,7 @@ import json
 import cramjam
 import pytest
 from patient import NEVER, PATIENCE, until
+from restoring import read_some
 
 from capture.archive import chain
 from capture.archive.identity import claim
@@ -80,18 +81,6 @@ def as_configured(config):
 async def delete(natty, stream, *sequences):
     for sequence in sequences:
         await natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
-
-
-async def read_some(natty, stream, durable, count):
-    """Read and acknowledge so many messages of a durable consumer; return their sequences."""
-    pull, found = natty.pull(stream, durable, max_messages=1), []
-    async for batch in pull:
-        found += batch.sequences
-        pull.ack(batch.replies)
-        pull.finish(len(batch))
-        if len(found) == count:
-            pull.stop()
-    return found
 
 
 async def test_configuration_deleted_sequences_and_consumers_are_recorded_as_the_server_tells_them(

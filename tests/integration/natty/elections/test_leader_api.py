@@ -5,24 +5,13 @@ import logging
 
 import pytest
 from electing import LONG, forever, vacated
-from patient import PATIENCE, PATIENT, until
+from patient import PATIENCE, until
 
 from natty import LeadershipLostError, Natty, NattyError, StreamExistsError
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
 BUCKET = {"bucket": "api_leaders"}
-
-
-@pytest.fixture
-async def name(natty, natty_name):
-    return await vacated(natty, natty_name("job"), **BUCKET)
-
-
-@pytest.fixture
-async def other(nats_server):
-    async with Natty(**nats_server.connect_options(), **PATIENT) as client:
-        yield client
 
 
 async def test_a_block_runs_while_leader_and_ends_with_the_term(natty, name):

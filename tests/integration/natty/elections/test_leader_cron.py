@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from electing import LONG, vacated
+from electing import LONG
 from patient import PATIENCE, PATIENT, until
 
 from natty import ConfigError, Natty
@@ -20,11 +20,6 @@ BUCKET = {"bucket": "cron_leaders"}
 CRON = "0 3 * * *"
 DAY, HOUR = 86_400.0, 3600.0
 THREE = 1_795_219_200.0 + 3 * HOUR  # 2026-11-21T03:00Z
-
-
-@pytest.fixture
-async def name(natty, natty_name):
-    return await vacated(natty, natty_name("job"), **BUCKET)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import logging
 import threading
 
 import pytest
-from electing import LONG, vacated
+from electing import LONG
 from patient import NEVER, PATIENCE, PATIENT, until
 
 from natty import ConnectionClosedError, LeadershipLostError, Natty, StaleTokenError
@@ -15,17 +15,6 @@ from natty.elections import work_loop
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
 BUCKET = {"bucket": "loop_leaders"}
-
-
-@pytest.fixture
-async def name(natty, natty_name):
-    return await vacated(natty, natty_name("job"), **BUCKET)
-
-
-@pytest.fixture
-async def other(nats_server):
-    async with Natty(**nats_server.connect_options(), **PATIENT) as client:
-        yield client
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from electing import LONG, forever, vacated
+from electing import LONG, forever
 from patient import PATIENCE, PATIENT, until
 
 from natty import Leadership, Natty
@@ -14,17 +14,6 @@ from natty.elections.candidacy import Candidacy
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
 BUCKET = {"bucket": "office_leaders"}
-
-
-@pytest.fixture
-async def name(natty, natty_name):
-    return await vacated(natty, natty_name("job"), **BUCKET)
-
-
-@pytest.fixture
-async def other(nats_server):
-    async with Natty(**nats_server.connect_options(), **PATIENT) as client:
-        yield client
 
 
 async def test_the_office_goes_to_the_node_that_is_named(natty, other, name, running):

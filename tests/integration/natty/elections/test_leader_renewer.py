@@ -18,11 +18,6 @@ pytestmark = pytest.mark.usefixtures("released_without_hurry")
 BUCKET = {"bucket": "renewer_leaders"}
 
 
-@pytest.fixture
-async def name(natty, natty_name):
-    return await vacated(natty, natty_name("job"), **BUCKET)
-
-
 def threads():
     return sum(thread.name == "natty renewer" for thread in threading.enumerate())
 

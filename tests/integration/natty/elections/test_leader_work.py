@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from electing import LONG, forever, renewals, vacated
+from electing import LONG, forever, renewals
 from patient import PATIENCE, PATIENT, until
 
 from natty import LeadershipLostError, Natty
@@ -23,11 +23,6 @@ pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
 ROOT = Path(__file__).parents[4]
 BUCKET = {"bucket": "work_leaders"}
-
-
-@pytest.fixture
-async def name(natty, natty_name):
-    return await vacated(natty, natty_name("job"), **BUCKET)
 
 
 async def test_a_plain_function_runs_in_a_thread_and_is_joined_before_the_lease_is_released(
