@@ -57,6 +57,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     parent_sha256: str = ""
     retired: list[Retired] = msgspec.field(default_factory=list)
 
+    def check(self) -> None:
+        """Raise ValueError if a record in it is damaged."""
+
     def at_its_head(self, now: float) -> Self:
         """Return the document with what it replaced counted from `now` on: until then readers had an earlier one."""
         return msgspec.structs.replace(self, retired=[Retired(one.path, now) for one in self.retired])
@@ -118,7 +121,12 @@ _decode_format = msgspec.json.Decoder(_Format).decode
 def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
     """Return the document. ManifestError if it is damaged, has a newer format, or belongs at another path."""
     newest = kind.FORMAT
-    return _check_place(decode_known(data, path, kind, lambda encoded: _decode_format(encoded).format, newest), path)
+    found = decode_known(data, path, kind, lambda encoded: _decode_format(encoded).format, newest)
+    try:
+        found.check()
+    except ValueError as error:
+        raise ManifestError(f"{path} is damaged: {error}") from error
+    return _check_place(found, path)
 
 
 def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:

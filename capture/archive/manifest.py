@@ -51,7 +51,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     stream: str
     key: str
-    interval: Annotated[int, msgspec.Meta(ge=-MAXIMUM, lt=MAXIMUM)]
+    interval: Annotated[int, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # of the years 1 to 9999
     first: Number
     last: Number
     count: Number
@@ -109,6 +109,11 @@ class Indexed(Document, frozen=True, kw_only=True):
         found: list[Stored] = getattr(self, self.LIST)
         return found
 
+    def check(self) -> None:
+        """Raise ValueError if an object in the list of an earlier format has an unreadable set."""
+        for one in self.listed:
+            Sequences.from_bytes(one.sequences)
+
     def list_versions(self) -> list[Version]:
         """Return the versions of indexes that it names."""
         return [self.index]
@@ -142,6 +147,12 @@ class Manifest(Indexed, frozen=True, kw_only=True):
     table: list[Stored] = msgspec.field(default_factory=list)
     removed: list[Removed] = msgspec.field(default_factory=list)
     outside: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError if an object in the lists of an earlier format has an unreadable set."""
+        super().check()
+        for one in self.table:
+            Sequences.from_bytes(one.sequences)
 
     def list_paths(self) -> set[str]:
         """Return the paths of its blocks, and of the retired objects."""

@@ -183,6 +183,7 @@ async def test_a_bad_entry_is_reported_and_stops_nobody():
         ({"sequences": ""}, "its sequences are not from 1 to 1"),
         ({"first": 2}, "its sequences are not from 2 to 1"),
         ({"interval": 2**70}, "$.interval"),
+        ({"interval": 2**62}, "$.interval"),  # of no year that has a date
         ({"first": -1}, "$.first"),
     ],
 )

@@ -1,9 +1,12 @@
 """Archives of formats 1 and 2, written by the code of their time, become format 3: read before and after."""
 
 import asyncio
+import hashlib
+import json
 from typing import ClassVar
 from uuid import uuid4
 
+import msgspec
 import pytest
 from archived import ARCHIVE, KEYS, NOW, SIGNER, STREAM
 from failing import Failing
@@ -229,6 +232,20 @@ async def test_two_leaders_that_upgrade_at_once_write_the_same_pages(monkeypatch
     assert done[1] is None
     assert await reached(archived) == set(await archived.paths("_index/"))
     assert (await held(archived))[0] == SEQUENCES
+
+
+@pytest.mark.parametrize("part", ["blocks", "table"])
+async def test_a_damaged_set_in_an_old_document_is_named_with_its_document(part):
+    archived = await old_archive(1)
+    head = archived.heads[Manifest].head
+    document = json.loads(await archived.store.get(head.path))
+    document[part][0]["sequences"] = "AAAA"
+    data = json.dumps(document).encode()
+    await archived.change(head.path, data)
+    archived.heads[Manifest].head = msgspec.structs.replace(head, sha256=hashlib.sha256(data).hexdigest())
+    for work in (preview(archived.store, archived.readers[Manifest], archived.readers[Table]), bring_up(archived, 20)):
+        with pytest.raises(ManifestError, match=f"^{head.path} is damaged: not a set of sequences"):
+            await work
 
 
 async def test_an_earlier_version_refuses_the_new_format_by_name():
