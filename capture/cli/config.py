@@ -19,7 +19,7 @@ import typer
 
 from capture.archive.heads import SWEEP
 from capture.archive.iceberg_state import is_reachable
-from capture.archive.stored_formats import format_of, list_limits
+from capture.archive.stored_formats import format_of, is_open, list_limits
 from capture.cli import settings
 from capture.cli.node import run
 from capture.config.load import NEEDED, RELATED, contradictions, find_missing, gather_settings, read
@@ -207,6 +207,8 @@ def limits(config: CaptureConfig) -> list[str]:
             found.append(f"`check_writer` finds a fault in {config.format}: {fault}")
     if config.store and not is_reachable(open_store(config.store), config.table.location):
         found.append("no other engine can open the objects of this store: the archive has no Iceberg tables")
+    if config.table.fresh and (config.encrypt or not is_open(config.format)):
+        found.append("fresh shows plain Parquet blocks only: engines see these ones after a compaction at the earliest")
     if config.table.catalog.type == "rest":
         found.append("a REST catalog compares nothing when an entry is replaced: only this archive should change it")
     return found

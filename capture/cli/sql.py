@@ -76,7 +76,7 @@ def sql(
     if as_json:
         print_document([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     else:
-        print_table(answer.columns, answer.rows)
+        print_table(answer.columns, [["NULL" if cell is None else cell for cell in row] for row in answer.rows])
     if answer.truncated:
         print(f"capture: only the first {len(answer.rows):,} rows are shown", file=sys.stderr)
 

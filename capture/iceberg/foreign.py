@@ -48,6 +48,7 @@ _REFUSED = (
     *(iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError, iceberg.OAuthError),
     iceberg.SignError,
 )
+_POOL = re.compile(r"^HTTPS?Connection(Pool)?\(host=[^()]*\): ")  # urllib3's name of a connection
 _AWAY = (
     *(iceberg.ServiceUnavailableError, iceberg.ServerError, iceberg.TooManyRequestsError),
     *(RequestException, HTTPError),
@@ -189,7 +190,9 @@ def _describe(error: Exception) -> str:
     if isinstance(error, ValidationError):
         fields = dict.fromkeys(".".join(map(str, one["loc"])) or "the whole answer" for one in error.errors())
         return f"its answer is not as the protocol says, in {', '.join(fields)[:LONGEST_READ]}"
-    return str(getattr(error, "orig", None) or error)[:LONGEST_READ]
+    reason = getattr(error.args[0], "reason", None) if error.args else None  # of requests: what urllib3 says at last
+    text = str(getattr(error, "orig", None) or (reason if isinstance(reason, Exception) else error))
+    return _POOL.sub("", text)[:LONGEST_READ]
 
 
 def _find_secrets(properties: dict[str, str]) -> set[str]:

@@ -13,16 +13,19 @@ from capture.ingest.block import OPEN_SHARE, PENDING, Groups, OpenBlocks, Sealed
 from capture.ingest.keys import Reserved, key_text
 from capture.ingest.record import Decoder, Records, V
 from capture.ingest.spill import CHUNK_BYTES
+from natty.errors import legible
 from natty.wire.message import Batch
 from natty.wire.repeated import Repeated
 
 SLOTS = 4  # blocks that are stored concurrently
 WRITING = 7  # memory that a writer needs besides a block, as a multiple of its content; measured: 1 (raw) to 7 (csv)
 CALM = 0.5  # of max_pending: below it, the warning about late acknowledgements may be logged again
+UNDECODABLE_EVERY = 300.0  # seconds between two lines about messages that could not be decoded
 NANOSECONDS = 1_000_000_000
 
 log = logging.getLogger("capture.slots")
 failures = logging.getLogger("capture.commit")
+decoding = logging.getLogger("capture.decoding")
 
 K = TypeVar("K", bound=Hashable)
 
@@ -51,6 +54,7 @@ async def capture(
     messages again that were not acknowledged by then.
     """
     in_flight = in_flight or InFlight(blocks)
+    undecodable = Repeated(decoding, every=UNDECODABLE_EVERY)
 
     async def store(sealed: list[SealedBlock]) -> None:
         if blocks.spill and blocks.spill.unwritten_bytes >= (1 if sealed else CHUNK_BYTES):
@@ -65,12 +69,26 @@ async def capture(
                 keys = partition(records)
                 if retain:
                     retain(records)
+                if records.errors:
+                    _report_undecodable(undecodable, records)
                 groups = group(records, keys, blocks.limits.interval)
                 await store(blocks.add(groups, now=clock()))
                 await store(blocks.due(clock()))
             await store(blocks.seal_all())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors  # the first to fail; the other commits were cancelled with it
+
+
+def _report_undecodable(repeated: Repeated, records: Records[Any]) -> None:
+    index, reason = next(iter(records.errors.items()))
+    repeated.warning(
+        f"undecodable messages of {records.stream}",
+        f"{len(records.errors):,} of {len(records):,} messages of {records.stream} could not be decoded; they are"
+        f" stored whole, with the reason, under the key {Reserved.UNDECODABLE.value}: the first is sequence"
+        f" {records.sequences[index]:,}, {legible(reason)}",
+        messages=len(records.errors),
+        extra={"action": "undecodable"},
+    )
 
 
 def group(records: Records[V], keys: Sequence[Hashable], interval: float) -> Groups:

@@ -350,8 +350,9 @@ class Node:
             log.warning(text, self.name, reason, extra={"action": "no_store_url"})
         elif reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
-                "%s is not a candidate for the compaction, a node with Spark has to run for it: %s",
+                "%s is not a candidate for the compaction, a node with Spark has to run for it%s: %s",
                 self.name,
+                " and for the fresh table" if config.table.fresh else "",
                 reason,
                 extra={"action": "no_spark"},
             )

@@ -200,6 +200,8 @@ def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None,
         view = _view(list(tables), payload_schema)
         try:
             database.execute(view)
+            if not database.extract_statements(sql):  # blank, or only comments
+                raise QueryError("the query is empty: write a statement, such as SELECT count(*) FROM messages")
             found = database.execute(sql)
             rows = found.fetchmany(limit + 1)
         except (duckdb.Error, OSError) as error:

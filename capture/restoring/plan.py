@@ -124,7 +124,7 @@ def plan_restore(
     ]
     state = past.record.state if past.record else {}
     share = len(there) / state["messages"] if state.get("messages") else 0.0
-    size = int(state["bytes"] * share) if share else survey.bytes
+    size = int(state.get("bytes", 0) * share) or survey.bytes  # a recording need not have the stream's size
     return Plan(
         stream=past.stream,
         name=config["name"],

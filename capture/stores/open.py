@@ -12,7 +12,7 @@ from capture.stores.contract import Store
 from capture.stores.file import FileStore
 from capture.stores.memory import MemoryStore
 from capture.stores.own_store import is_own, open_own
-from capture.stores.plugin import load_function
+from capture.stores.plugin import is_missing, load_function
 from natty.config.settings import redact
 
 KNOWN = (
@@ -99,11 +99,6 @@ def _open_without_scheme(url: str) -> Store:
     try:
         return open_own(url)
     except ConfigError as error:
-        if _is_missing(first.partition(":")[0], error.__cause__):
+        if is_missing(first.partition(":")[0], error.__cause__):
             raise ConfigError(f"{error}. Write ./{first} for a folder of that name") from error
         raise
-
-
-def _is_missing(module: str, cause: BaseException | None) -> bool:
-    """Return whether an import failed because there is no such module, and not because of one that it imports."""
-    return isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")

@@ -45,12 +45,19 @@ def load_function(spec: str, what: str, known: Iterable[str], *, allow_async: bo
     try:
         found = getattr(import_module(module_name), attribute)
     except FAULTS as error:  # importing the user's module may raise anything
-        raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
+        absent = is_missing(module_name, error)
+        advice = "; install it as a package, or put its folder into PYTHONPATH" if absent else ""
+        raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}{advice}") from error
     if not callable(found):
         raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
     if inspect.iscoroutinefunction(found) and not allow_async:
         raise ConfigError(f"the {what} {spec!r} is `async def`, and capture does not await it: write a plain function")
     return found  # type: ignore[no-any-return]
+
+
+def is_missing(module: str, cause: BaseException | None) -> bool:
+    """Return whether an import failed because there is no such module, and not because of one that it imports."""
+    return isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
 
 
 def check_not_pythons(spec: str, what: str) -> None:

@@ -83,9 +83,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if options.archive:
-            raise ConfigError("archive is for spark.read: a streaming query reads the stream alone")
-        self._options, self._columns = options, list_columns(schema)
+        self._options, self._schema = options, schema  # checked later: Spark hides an error of the constructor
         self._client: Blocking | None = None
         self._target: int | None = None
 
@@ -135,7 +133,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a range's messages."""
-        return read_range(self._options, self._columns, partition)
+        return read_range(self._options, list_columns(self._schema), partition)
 
     def stop(self) -> None:
         """Disconnect."""
@@ -149,6 +147,9 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._client
 
     def _stream(self) -> StreamFacts:
+        if self._options.archive:
+            raise ConfigError("archive is for spark.read: a streaming query reads the stream alone; omit the option")
+        list_columns(self._schema)
         client = self._connect()
         return client.run(_facts(client.natty, self._options))
 

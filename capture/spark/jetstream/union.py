@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +18,7 @@ from capture.archive.identity import archive_name
 from capture.archive.manifest import Stored, is_encrypted
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.config.settings import CaptureConfig
-from capture.errors import DataLossError, KeyMissingError
+from capture.errors import DataLossError, KeyMissingError, NoArchiveError
 from capture.reading.merge import GoneError, make_look, merge_shares
 from capture.reading.read import identity_of
 from capture.reading.search import CapturedStream, Search
@@ -65,7 +66,14 @@ async def plan_union(natty: Natty, options: ReadOptions) -> list[InputPartition]
 
     ConfigError, NoArchiveError; CaptureError if the stream is not the captured one.
     """
-    created = (await identity_of(open_store(options.archive), options.stream)).created
+    try:
+        created = (await identity_of(open_store(options.archive), options.stream)).created
+    except NoArchiveError as error:
+        if Path(options.archive).is_absolute() or ":" in options.archive:
+            raise
+        raise NoArchiveError(
+            f"{error}. {options.archive} is relative to the working folder of Spark's processes: give the whole path"
+        ) from error
     captured = await _find_captured(natty, options, created)
     snapshot = await take_snapshot([captured], captured.look, _warn_missing)
     selection = _selection(options)

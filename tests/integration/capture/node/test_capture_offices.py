@@ -39,7 +39,7 @@ def led_by(fleet, office, node):
 
 
 async def test_a_node_without_spark_sweeps_and_leaves_the_compaction_to_others(fleet):
-    config = fleet.configure(lease=10.0, compaction__lease=10.0)
+    config = fleet.configure(lease=10.0, compaction__lease=10.0, table__fresh=2.0)
     fleet.start("bare", config, script=WITHOUT_SPARK)
     await until(led_by(fleet, SWEEP, "bare"))
     fleet.start("node-2", config)
@@ -52,7 +52,7 @@ async def test_a_node_without_spark_sweeps_and_leaves_the_compaction_to_others(f
 
     await until(are_listed)
     said = fleet.log("bare").read_text()
-    why = "a node with Spark has to run for it: Spark is not installed here"
+    why = "a node with Spark has to run for it and for the fresh table: Spark is not installed here"
     assert said.count(f"bare is not a candidate for the compaction, {why}") == 1
     assert 'pip install "natty-nats[spark]"' in said
     assert "Traceback" not in said

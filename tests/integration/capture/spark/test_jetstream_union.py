@@ -5,11 +5,12 @@ import pickle
 
 import pytest
 from jetstream_ranges import rows_of, sequences_of, source_of
+from pyspark.sql.types import LongType, StructType
 from two_tiers import TwoTiers
 
 from capture.archive.encryption import Keys
 from capture.archive.sequences import Sequences
-from capture.errors import CaptureError, ConfigError, DataLossError, KeyMissingError
+from capture.errors import CaptureError, ConfigError, DataLossError, KeyMissingError, NoArchiveError
 from capture.formats import writer
 from capture.spark.jetstream.readers import ENVELOPE
 from capture.spark.jetstream.union import ArchivePart, TailPart, split
@@ -95,8 +96,26 @@ async def test_options_that_do_not_go_with_an_archive_are_refused(source, nats_s
         source(readBy="direct").reader(ENVELOPE)
     with pytest.raises(ConfigError, match="keyFile is for reading an archive"):
         source_of(nats_server, tiers.stream)(keyFile="keys").reader(ENVELOPE)
+
+
+async def test_a_reader_of_micro_batches_is_refused_when_it_begins_since_spark_hides_an_earlier_error(
+    source, nats_server, tiers
+):
+    with_archive = source().streamReader(ENVELOPE)
     with pytest.raises(ConfigError, match="a streaming query reads the stream alone"):
-        source().streamReader(ENVELOPE)
+        with_archive.initialOffset()
+    with_unknown_column = source_of(nats_server, tiers.stream)().streamReader(StructType().add("sequenc", LongType()))
+    with pytest.raises(ConfigError, match="there is no column sequenc; did you mean sequence"):
+        with_unknown_column.prepareForTriggerAvailableNow()
+
+
+async def test_a_relative_path_of_an_archive_is_named_as_the_reason(nats_server, tiers, tmp_path):
+    made = source_of(nats_server, tiers.stream)
+    with pytest.raises(NoArchiveError, match=r"orders is relative to the working folder of Spark's processes"):
+        await asyncio.to_thread(sequences_of, made(archive="orders"))
+    with pytest.raises(NoArchiveError) as raised:
+        await asyncio.to_thread(sequences_of, made(archive=str(tmp_path / "nothing")))
+    assert "is relative to" not in str(raised.value)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 100])

@@ -251,6 +251,26 @@ def test_a_check_says_what_the_archive_does_not_allow(file: Path, setting: str, 
 
 
 @pytest.mark.parametrize(
+    ("setting", "is_shown"),
+    [
+        ('format = "parquet"', True),
+        ('format = "ndjson"', False),
+        ('format = "csv"', False),
+        ("encrypt = true", False),
+        ("encrypt = false", True),
+    ],
+)
+def test_a_check_says_which_blocks_a_fresh_table_does_not_show(
+    file: Path, monkeypatch: pytest.MonkeyPatch, setting: str, is_shown: bool
+) -> None:
+    monkeypatch.setenv("CAPTURE_KEYS", f"k1:{KEY}")
+    for fresh in (0.0, 2.0):
+        assert found(file, f"{NAMED}\n{setting}\n[table]\nfresh = {fresh}", CAPTURE_KEYS=f"k1:{KEY}") == []
+        notes = [one for one in limits(load(file, {}, environment={})) if one.startswith("fresh shows plain Parquet")]
+        assert len(notes) == (fresh > 0 and not is_shown)
+
+
+@pytest.mark.parametrize(
     ("setting", "said"),
     [
         ('format = "ndjson"\nenvelope = "none"', "the decoder 'raw' makes none: name another decoder"),

@@ -51,7 +51,7 @@ def test_glue_gets_names_in_lower_case(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('type = "hive"', "must be one of"),
+        ('type = "hive"', "must be one of rest, sql, glue in line"),
         ('type = "rest"', "a catalog of type rest needs its uri"),
         ('type = "sql"\nuri = "catalog.db"', "must be as SQLAlchemy writes it"),
         ('type = "rest"\nuri = "http://lakekeeper:8181"', "must begin with https://"),

@@ -264,7 +264,12 @@ def test_an_unknown_format_is_refused_by_name(format: str) -> None:
         ("ndjson", {"compression": "xz"}, "no compression 'xz'; the known ones are none, gzip, snappy, zstd"),
         ("parquet", {"compression": "lz4"}, "Parquet has no compression 'lz4'"),
         ("parquet", {"flatten": "a:b"}, "flatten makes rows for csv; parquet has none"),
-        ("csv", {"flatten": "no_such:f"}, "the flatten 'no_such:f' can't be loaded"),
+        (
+            "csv",
+            {"flatten": "no_such:f"},
+            "can't be loaded: .*; install it as a package, or put its folder into PYTHONPATH$",
+        ),
+        ("csv", {"flatten": "json:f"}, "can't be loaded: AttributeError: module 'json' has no attribute 'f'$"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(name: str, options: dict[str, str], sentence: str) -> None:

@@ -4,6 +4,7 @@ import base64
 import urllib.parse
 
 import pytest
+import requests
 from pyiceberg.catalog.rest.response import TokenResponse
 from sqlalchemy import create_engine
 
@@ -70,3 +71,9 @@ def test_a_text_of_other_programs_is_one_line_of_limited_length_without_control_
     assert str(raised.value).isprintable()
     assert "red INFO forged?2J" in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_an_http_client_that_gives_up_says_the_reason_alone():
+    said = r"does not answer: Failed to establish a new connection: \[Errno \d+\] [\w ]+$"
+    with pytest.raises(CatalogAwayError, match=said), translate_errors(Address("rest", "default", {})):
+        requests.get("http://127.0.0.1:1", timeout=5)

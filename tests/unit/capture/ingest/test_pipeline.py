@@ -152,6 +152,16 @@ async def test_a_message_that_can_not_be_decoded_is_stored_under_its_own_key_and
     assert all("JSON" in reason or "invalid" in reason for reason in table["error"].to_pylist())
 
 
+async def test_messages_that_can_not_be_decoded_are_logged_once_with_the_first_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await Flow(Disk()).run(listed(batches(EVERYTHING)))
+    [line] = [one for one in caplog.records if one.name == "capture.decoding"]
+    assert (line.levelname, line.__dict__["action"]) == ("WARNING", "undecodable")
+    assert "could not be decoded; they are stored whole, with the reason, under the key _undecodable" in line.message
+    assert "the first is sequence 8, " in line.message
+
+
 async def test_an_empty_source_stores_nothing() -> None:
     flow = Flow(Disk())
     await flow.run(listed([Batch([])]))

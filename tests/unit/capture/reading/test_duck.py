@@ -146,6 +146,8 @@ def test_a_schema_that_is_none_is_refused_with_the_place(text):
         ("SELEKT 1", None, "syntax error"),
         ("SELECT 1 FROM records", None, "records"),
         ("SELECT 1", "a NOSUCHTYPE", "NOSUCHTYPE"),
+        ("", None, "the query is empty: write a statement"),
+        (" ; -- count them", None, "the query is empty: write a statement"),
     ],
 )
 async def test_a_query_that_can_t_be_answered_is_one_sentence(sql, schema, said):
@@ -207,6 +209,14 @@ async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("capture: there is no table/")
     assert done.stderr.count("\n") == 1
+
+
+async def test_the_command_writes_an_absent_value_as_sql_does(tmp_path):
+    archived = await Archived(folder=tmp_path / "lake").make()
+    words = ["sql", "SELECT NULL AS a, 'None' AS b", "--store", archived.store.url]
+    done = subprocess.run([sys.executable, "-m", "capture", *words], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["a", "b", "NULL", "None"]
 
 
 @pytest.mark.parametrize(

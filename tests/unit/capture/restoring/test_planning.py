@@ -195,6 +195,14 @@ async def test_an_object_of_the_window_that_is_not_as_recorded_is_refused(monkey
     assert (await plan_all(store, inventory, Window(start=21))).messages == 40
 
 
+async def test_a_recording_without_the_size_of_the_stream_plans_the_size_of_the_objects():
+    _, inventory, objects = await archive_of([(range(1, 11), "parquet", "block", 0, True)])
+    past = past_of(inventory, await inventory.find_held("S"), (), 0)
+    past.record.state.pop("bytes")
+    plan = plain_plan(past, objects, Window(), 0.0)[0]
+    assert plan.bytes == sum(one.bytes for one in objects) > 0
+
+
 async def test_sums_that_name_more_than_the_objects_hold_leave_sequences_that_are_missing():
     blocks = [(range(1, 11), "parquet", "block", 0, True), (range(13, 21), "parquet", "block", 1, True)]
     store, inventory, _ = await archive_of(blocks)
