@@ -185,7 +185,7 @@ def mistake(error: msgspec.ValidationError, among: Sequence[str] = ()) -> str:
     if found := _BOUND.fullmatch(what):
         return f"`{place}` must be {_kinds(found[1])} {BOUNDS[found[2]]} {_number(found[3])}"
     if what.startswith("Invalid enum value"):
-        named = ", ".join(filter(None, among))  # an empty text is a default, which nobody has to write
+        named = ", ".join(filter(None, among))  # an empty text is a default: leave the setting out
         return f"`{place}` must be one of {named}" if named else f"`{place}` can't have this value"
     if "out of range" in what.lower():
         return f"`{place}` is too large"

@@ -42,7 +42,7 @@ class Leading:
     def begin(self) -> bool:
         """Begin a run. Return whether it is a full one: it lists all objects, and deletes those that nothing needs.
 
-        With more than FEW objects, two runs in `grace` seconds are: what they find is deleted after that time anyway.
+        With more than FEW objects, two runs in `grace` seconds are full: objects are deleted only after that time.
         """
         full = self.objects <= FEW or self.elapsed() >= self.listed + self.grace / 2
         self.listed = self.elapsed() if full else self.listed

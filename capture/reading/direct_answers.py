@@ -32,7 +32,7 @@ class Broken(Exception):
 
 class Cut(Exception):
     """Header blocks of messages do not end as they should: the server puts its headers in the place of their last two
-    bytes, whatever these are. `sequences` are those of the messages."""
+    bytes. `sequences` are those of the messages."""
 
     def __init__(self, sequences: list[int]) -> None:
         super().__init__(f"header blocks without an end: {sequences}")

@@ -97,7 +97,7 @@ class Ahead(Generic[T, Result]):
     `fetch`, and of `things`, are raised when it is their turn.
 
     Iterate it for pairs of a thing and its result. Or enter it and use the methods: the exit cancels the fetches in
-    flight, closes `things`, and hands results that nobody took to `discard`.
+    flight, closes `things`, and hands results that were not taken to `discard`.
     """
 
     def __init__(
