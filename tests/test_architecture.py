@@ -47,7 +47,6 @@ LAYERS = {
             "spark/jetstream",
             "verification",
             "restoring",
-            "status",
             "node",
             "__init__",
             "testing",
@@ -71,7 +70,7 @@ HEAVY = {
     "pyiceberg": {"capture/iceberg/"},
     "requests": {"capture/iceberg/foreign"},
     "sqlalchemy": {"capture/iceberg/foreign_sql.py"},
-    "aiohttp": {"natty/metrics/http.py", "capture/status/iceberg_rest.py", "capture/status/status_page.py"},
+    "aiohttp": {"natty/metrics/http.py", "capture/node/status/iceberg_rest.py", "capture/node/status/status_page.py"},
     "pyroaring": {"capture/archive/sequences.py"},
     "obstore": {"capture/stores/object_client.py", "capture/stores/object.py"},
     "cryptography": {

@@ -66,7 +66,7 @@ def serve(
 ) -> None:
     """Serve the archives' tables read-only to clients of Iceberg's REST protocol, until stopped."""
     try:
-        from capture.status.iceberg_rest import Archive, RestCatalog
+        from capture.node.status.iceberg_rest import Archive, RestCatalog
         from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error

@@ -12,7 +12,7 @@ from capture.cli import settings
 from capture.config.streams import each
 from capture.errors import ConfigError
 from capture.node.shutdown import Stopping
-from capture.status.status import look
+from capture.node.status.status import look
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
@@ -53,7 +53,7 @@ def serve(
 ) -> None:
     """Serve archive status until stopped: a page for browsers, /metrics, /readyz and /livez."""
     try:
-        from capture.status.status_page import StatusPage
+        from capture.node.status.status_page import StatusPage
         from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error

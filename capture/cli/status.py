@@ -21,7 +21,7 @@ from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.ingest.board import ArchiveState, Heard, StreamState
-from capture.status.status import NO_CANDIDATE, Status, look
+from capture.node.status.status import NO_CANDIDATE, Status, look
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async

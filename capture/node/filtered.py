@@ -10,7 +10,7 @@ from typing import Any
 
 from capture.archive.coverage import Coverage
 from capture.archive.sequences import Sequences
-from capture.status.progress import Progress
+from capture.node.status.progress import Progress
 from natty import Natty, NattyError
 from natty.names import covers
 from natty.wire.background import map_concurrently

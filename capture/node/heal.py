@@ -23,7 +23,7 @@ from capture.ingest.board import Board, StreamState
 from capture.ingest.commit import Acknowledger
 from capture.ingest.durable import EXPLICIT
 from capture.node.filtered import Search, is_wanted
-from capture.status.progress import Missing, Progress
+from capture.node.status.progress import Missing, Progress
 from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedError
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage

@@ -35,9 +35,9 @@ from capture.node.exposure import LoadedExposure
 from capture.node.fresh_keeper import FRESH, FreshKeeper
 from capture.node.heal import Healer, StoreMessages, read_held_since
 from capture.node.leader_rules import location, policy, read_rule, retention
+from capture.node.status.progress import Progress, read_progress
 from capture.node.user_catalog import CatalogKeeper, UserCatalog
 from capture.spark import SparkDriver
-from capture.status.progress import Progress, read_progress
 from capture.stores import Store
 from natty import LeadershipLostError, Natty, NattyError, Term
 from natty.config.units import write_count

@@ -36,9 +36,9 @@ from capture.ingest.startup import Start
 from capture.node.leader_tasks import Duty
 from capture.node.moved_store import check_not_moved
 from capture.node.shutdown import Stopping, reloading
+from capture.node.status.backlog import read_backlog, summarise
 from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
-from capture.status.backlog import read_backlog, summarise
 from capture.stores import Store, open_store
 from capture.stores.open import explain_unopenable
 from capture.stores.own_store import guard

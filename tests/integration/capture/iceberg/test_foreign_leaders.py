@@ -18,8 +18,8 @@ from capture.archive.heads import COMPACTION, SWEEP
 from capture.config.load import load
 from capture.ingest.board import Board, NodeState
 from capture.node.leader_tasks import Duty, Sweeps
-from capture.status.status import look
-from capture.status.status_page import metrics
+from capture.node.status.status import look
+from capture.node.status.status_page import metrics
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 

@@ -17,7 +17,7 @@ from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.table import Table
 from capture.iceberg import Exposer
 from capture.maintenance.merge.schema_evolution import write_columns
-from capture.status.iceberg_rest import Archive, RestCatalog
+from capture.node.status.iceberg_rest import Archive, RestCatalog
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 from natty.metrics.access import Certificate

@@ -21,7 +21,7 @@ from capture.archive.table import Table
 from capture.config.load import load
 from capture.ingest.board import Board, NodeState
 from capture.node.leader_tasks import Duty, Sweeps
-from capture.status.status import look
+from capture.node.status.status import look
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
 

@@ -30,8 +30,8 @@ from patient import NEVER, PATIENCE
 from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.node.heal import Healer, Reading
+from capture.node.status.progress import read_progress
 from capture.reading.read import read
-from capture.status.progress import read_progress
 from capture.stores import open_store
 from capture.verification.check import check
 from natty import LeadershipLostError

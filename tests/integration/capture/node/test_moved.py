@@ -19,7 +19,7 @@ from capture.errors import OtherStoreError
 from capture.ingest.board import Board
 from capture.node.moved_store import check_not_moved
 from capture.node.node import Node
-from capture.status.status import look
+from capture.node.status.status import look
 from capture.stores import MemoryStore, open_store
 from capture.verification.check import check
 

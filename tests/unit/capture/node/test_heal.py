@@ -15,8 +15,8 @@ from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState
 from capture.node.filtered import PROBES, Search, narrow
 from capture.node.heal import Healer, Reading, Unstored, read_held_since
-from capture.status.backlog import Backlog
-from capture.status.progress import Missing, Progress, removal
+from capture.node.status.backlog import Backlog
+from capture.node.status.progress import Missing, Progress, removal
 from capture.verification.explanation import _select_awaited
 from natty import LeadershipLostError, NattyError
 from natty.jetstream import StoredMessage

@@ -18,8 +18,8 @@ from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
 from capture.ingest import board as capture_state
 from capture.ingest.board import BUCKET, Board, StreamState
-from capture.status import status as capture_status
-from capture.status.status_page import metrics
+from capture.node.status import status as capture_status
+from capture.node.status.status_page import metrics
 from natty.elections import BUCKET as ELECTIONS
 from natty.elections import Lease
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from capture.errors import CaptureError
-from capture.status.status import Status
+from capture.node.status.status import Status
 from capture.verification.outputs import labels, metric
 from natty import NattyError
 from natty.metrics.access import Tokens
@@ -79,7 +79,7 @@ class StatusPage:
 
     async def _page(self, request: web.Request) -> web.Response:
         name = request.match_info.get("name", "index.html")
-        content = (files("capture.status") / "page" / name).read_bytes()
+        content = (files("capture.node.status") / "page" / name).read_bytes()
         return web.Response(body=content, content_type=PAGE[name], charset="utf-8")
 
     async def _status(self, request: web.Request) -> web.Response:

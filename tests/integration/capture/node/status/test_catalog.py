@@ -27,7 +27,7 @@ from capture.cli import main
 from capture.config.load import load
 from capture.errors import ConfigError
 from capture.iceberg import Exposer
-from capture.status.iceberg_rest import Archive, RestCatalog, reading_hints
+from capture.node.status.iceberg_rest import Archive, RestCatalog, reading_hints
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 from natty.errors import ConfigError as NattyConfigError

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from capture.status.backlog import Backlog, sentence, summarise
+from capture.node.status.backlog import Backlog, sentence, summarise
 from natty import NattyError
 
 NOTHING = Backlog(pending=0, unacked=0)

@@ -14,7 +14,7 @@ from capture.archive.iceberg_state import CatalogState, FreshState
 from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, NodeState, StreamState, server_time
-from capture.status.backlog import read_backlog
+from capture.node.status.backlog import read_backlog
 from natty import Natty, NattyError
 
 ASK_WITHIN = 3.0  # seconds within which NATS must report how far a stream is captured

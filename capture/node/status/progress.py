@@ -12,7 +12,7 @@ from capture.archive.scope import Asked, read_records
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState, server_time
-from capture.status.backlog import Backlog, read_backlog
+from capture.node.status.backlog import Backlog, read_backlog
 from capture.stores import Store
 from natty import Natty, NattyError
 from natty.config.units import NANOSECONDS
