@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         NotStoredError as NotStoredError,
         NotSweptError as NotSweptError,
         OtherStoreError as OtherStoreError,
+        PipelineError as PipelineError,
         PurgeRefusedError as PurgeRefusedError,
         QueryError as QueryError,
         RestoreError as RestoreError,
@@ -52,9 +53,9 @@ else:  # the same names, each imported when it is first used (PEP 562)
             AlreadyStoredError CaptureError CatalogAwayError CatalogError CatalogRefusedError CatalogUnfitError
             CipherError CompactionError ConfigError DamagedIndexError DataLossError FencedError ForeignEntryError
             FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
-            NotStoredError NotSweptError OtherStoreError PurgeRefusedError QueryError RestoreError RestoreRefusedError
-            SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError StoreUnreadableError
-            WriterError
+            NotStoredError NotSweptError OtherStoreError PipelineError PurgeRefusedError QueryError RestoreError
+            RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
+            StoreUnreadableError WriterError
         """,
         "capture.node.node": "Node",
         "capture.reading.read": "read read_batches",

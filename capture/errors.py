@@ -141,6 +141,10 @@ class CompactionError(CaptureError):
     """The output of a compaction does not match its input; nothing was committed."""
 
 
+class PipelineError(CaptureError):
+    """A run of a pipeline failed; its table is as it was."""
+
+
 class CatalogError(CaptureError):
     """The user's catalog can't be used; the archive is not affected."""
 

@@ -39,7 +39,18 @@ LAYERS = {
         "__main__",
     ],
     "capture": [
-        *["errors", "stores", "archive", "ingest", "decoders", "partitioners", "formats", "maintenance", "iceberg"],
+        *[
+            "errors",
+            "stores",
+            "archive",
+            "ingest",
+            "decoders",
+            "partitioners",
+            "formats",
+            "maintenance",
+            "iceberg",
+            "pipelines",
+        ],
         *[
             "spark",
             "config",
@@ -65,6 +76,7 @@ HEAVY = {
         "capture/restoring/archive.py",
         "capture/restoring/pick.py",
     },
+    "sqlglot": {"capture/pipelines/sql.py"},
     "duckdb": {"capture/reading/duck.py"},
     "google_crc32c": {"capture/restoring/s2.py"},
     "pyiceberg": {"capture/iceberg/"},

@@ -1,4 +1,4 @@
-"""The authority over an archive: two elections in NATS, and the heads that only their leaders commit."""
+"""The authority over an archive: elections in NATS, and the heads that only their leaders commit."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Office:
 SWEEP = Office("", "manifest")
 RECORDING = Office("", "recording")  # the sweep's leader commits this one, too
 COMPACTION = Office(".compaction", "table")
+PIPELINES = Office(".pipelines", "pipelines")
 
 
 def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]:

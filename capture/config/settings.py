@@ -38,6 +38,7 @@ from capture.ingest.startup import START_TIMEOUT
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.engine import Distinct
 from capture.maintenance.schedule import Schedule
+from capture.pipelines.definition import Pipeline
 from capture.spark.options import SparkOptions
 
 _SPARK = SparkOptions()
@@ -179,6 +180,8 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
     ack: Literal["explicit", "all"] = EXPLICIT  # "all": one acknowledgement for all messages before it; one reader
     group: str = ""  # a static group of the stream: nodes share its members' consumers, and do not read `durable`
     member: str = ""  # of the group: this node waits only for this member's partitions
+    pipeline: list[Pipeline] = []  # tables that are derived from the streams, each in [[pipeline]]
+    pipelines_name: str = ""  # of their election; default: the archive's name, or "streams" for several streams
     streams: list[str] | dict[str, Own] = []  # several, each an archive below the store; names, or [streams.NAME]
     keep_going: bool = False  # if one of several streams fails
     lease: Lease = 2.0  # seconds, of the sweep's leader

@@ -14,8 +14,8 @@ from capture.stores.own_store import is_own
 def each(config: CaptureConfig) -> list[CaptureConfig]:
     """Return the configuration of each archive: this one, or one for each of `streams`, or only that of `stream`.
 
-    The archive of a stream is stored in `<store>/<stream>`, and has the stream's name, or `<archive>-<stream>`. Raises
-    ConfigError if `stream` is not one of `streams`.
+    The archive of a stream is stored in `<store>/<stream>`, and has the stream's name, or `<archive>-<stream>`. It has
+    no pipelines: these are beside the archives. Raises ConfigError if `stream` is not one of `streams`.
     """
     tables = config.streams if isinstance(config.streams, dict) else {name: Own() for name in config.streams}
     if not tables:
@@ -46,4 +46,4 @@ def _of(config: CaptureConfig, stream: str, own: Own) -> CaptureConfig:
     said = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
     archive = {"archive": f"{config.archive}-{stream}"} if config.archive else {}
     store = {"store": below(config.store, stream)} if config.store else {}
-    return msgspec.structs.replace(config, **archive | said | store, stream=stream, streams=[])
+    return msgspec.structs.replace(config, **archive | said | store, stream=stream, streams=[], pipeline=[])

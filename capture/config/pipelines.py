@@ -1,0 +1,45 @@
+"""The pipelines of a configuration: their order, their store, and the archives that they read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from capture.config.settings import CaptureConfig
+from capture.config.streams import below, each
+from capture.errors import ConfigError
+from capture.pipelines.definition import Pipeline, order
+from capture.pipelines.document import FOLDER
+
+SEVERAL = "streams"
+"""The name of the election of pipelines that read several archives, unless the configuration names them."""
+
+
+def read_pipelines(config: CaptureConfig) -> list[Pipeline]:
+    """Return the pipelines of a configuration file, each after those that it reads. ConfigError names a wrong one."""
+    for one in config.pipeline:
+        one.check()
+    return order(config.pipeline, [one.stream for one in archives(config)])
+
+
+def archives(config: CaptureConfig) -> list[CaptureConfig]:
+    """Return the configuration of each archive that pipelines may read: of all streams. ConfigError."""
+    return each(msgspec.structs.replace(config, stream="") if config.streams else config)
+
+
+def pipelines_store(config: CaptureConfig) -> str:
+    """Return the store of the pipelines' tables: a folder of the archive, or beside the archives of several streams."""
+    return below(config.store, FOLDER)
+
+
+def pipelines_name(config: CaptureConfig) -> str:
+    """Return the name of the pipelines' election, of which `heads.PIPELINES` makes the whole one."""
+    return config.pipelines_name or config.archive or (SEVERAL if config.streams else config.stream)
+
+
+def find_pipeline(config: CaptureConfig, name: str) -> Pipeline:
+    """Return the pipeline with this name. ConfigError if there is none, with the names that there are."""
+    for one in read_pipelines(config):
+        if one.name == name:
+            return one
+    known = ", ".join(one.name for one in config.pipeline) or "none"
+    raise ConfigError(f"there is no pipeline {name!r}; configured are: {known}")

@@ -1,0 +1,1 @@
+"""Pipelines: tables that are derived from streams, and kept right by the elected leader."""

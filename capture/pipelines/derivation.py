@@ -1,0 +1,138 @@
+"""Defines the contract between the leader, which plans and commits a pipeline's run, and Spark, which computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from capture.archive.manifest import Stored
+from capture.pipelines.upkeep import Merging, Upkeep
+
+Cell = str | int | float | bool | None
+"""A value of a partition column, as JSON has it: dates and times are ISO 8601 texts, decimals texts."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run reads of one object of an archive: the rows of the `given` sequences (`Sequences.to_text`), each once.
+
+    "" means all rows of the object; then no two of them have the same sequence.
+    """
+
+    stored: Stored
+    given: str = ""
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that a query names: a stream's messages, or the rows of another pipeline.
+
+    `new` is what the last committed run did not have; `all` is everything, and empty if the run does not need it.
+    Messages have the envelope's columns, `time` (a timestamp, of `time_ns`), and their typed columns; with
+    `payload_schema`, in Spark's DDL, also the fields of the payload's JSON. `columns` are those of another pipeline's
+    table (`schema_evolution.write_columns`); "" for messages. `store` is the URL of the objects' store, `key_file` has
+    the keys of encrypted ones.
+    """
+
+    store: str
+    new: list[Part] = []
+    all: list[Part] = []
+    payload_schema: str = ""
+    columns: str = ""
+    key_file: str = ""
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows that are in files of their own: of one partition and, if rows have a key, of one hash bucket."""
+
+    partition: list[Cell] = []
+    bucket: int = 0
+
+    def to_text(self) -> str:
+        """Return the unit as JSON: the key of its files' records."""
+        return msgspec.json.encode([*self.partition, self.bucket]).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Unit:
+        """Return the unit that `to_text` wrote."""
+        *partition, bucket = msgspec.json.decode(text, type=list[Cell])
+        assert isinstance(bucket, int), text
+        return cls(partition=partition, bucket=bucket)
+
+
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a pipeline's table, in Parquet.
+
+    With `tombstones`, its rows are keys that were deleted, with the sequence that deleted them: no reader sees them.
+    """
+
+    path: str
+    unit: Unit
+    rows: int
+    bytes: int
+    sha256: str
+    tombstones: bool = False
+
+
+class Derivation(msgspec.Struct, frozen=True, kw_only=True):
+    """A run to compute. New files are written below `folder`, whose name no other run has.
+
+    `upkeep` says how: `Upkeep.ROWS` computes `sql` over the new rows; `MERGE` merges the states that `merging`
+    computes of them with those in `files`; `GROUPS` computes `sql` again for the `groups` (their expressions, by
+    column) that new rows touch; `WHOLE` computes it over all rows, and the result replaces all `files`. Rows with a
+    `key` replace those with the same key; of several, the one with the highest sequence stays. With `latest` rows are
+    the inputs' own, the column `key` is the expression `latest`, and a message that deletes its key leaves a tombstone.
+    With `python`, "module:function", a function of the user computes the rows.
+
+    `columns` are those that the table has (`schema_evolution.write_columns`); "" before the first run. `files` are the
+    table's files that may be replaced, or are read; `number` is the run's, `run` is counted from 1 for each pipeline.
+    """
+
+    pipeline: str
+    store: str
+    folder: str
+    inputs: Mapping[str, Input]
+    upkeep: Upkeep
+    sql: str = ""
+    merging: Merging | None = None
+    groups: Mapping[str, str] = {}
+    latest: str = ""
+    python: str = ""
+    key: list[str] = []
+    partition: list[str] = []
+    buckets: int = 1
+    columns: str = ""
+    files: list[OutputFile] = []
+    number: int = 1
+    expect: list[str] = []
+    on_violation: str = "fail"
+
+
+class Derived(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has computed: the files to add, the paths of those that they replace, and the table's columns.
+
+    `rows_in` are the new rows that were read, `rows_out` the rows in the files that came. `violations` counts the rows
+    that did not meet a condition, by condition; they are in the `quarantined` files, if anywhere, which have
+    `quarantine_columns`. `plan` is Spark's plan of the query.
+    """
+
+    came: list[OutputFile] = []
+    gone: list[str] = []
+    columns: str = ""
+    rows_in: int = 0
+    rows_out: int = 0
+    violations: dict[str, int] = {}
+    quarantined: list[OutputFile] = []
+    quarantine_columns: str = ""
+    plan: str = ""
+
+
+class Deriver(Protocol):
+    """Computes a pipeline's run: `capture.spark.SparkDriver`."""
+
+    async def derive(self, asked: Derivation) -> Derived:
+        """Write the files of a run, and return facts about them. The table changes only when they are committed.
+
+        PipelineError if the query, its data or the user's function are at fault; SparkError if Spark ends.
+        """
+        ...

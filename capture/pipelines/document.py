@@ -1,0 +1,143 @@
+"""The tables of the pipelines, and which messages they have. Only the leader of the pipelines commits them.
+
+Files and progress change in one commit: so each message counts once, whatever is killed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from capture.archive.iceberg_state import Iceberg, iceberg_paths
+from capture.archive.index.version import Version
+from capture.archive.manifest import Indexed, Stored, quote_key
+from capture.archive.stored_formats import PARQUET
+from capture.pipelines.derivation import OutputFile, Unit
+
+FOLDER = "_pipelines"
+"""The folder of all that belongs to pipelines, below the archive or below the archives: a store of its own."""
+TOMBSTONES = "tombstones"
+"""The format of files with deleted keys: no reader opens them."""
+KEPT_RUNS = 50
+"""Runs of a pipeline that its table remembers."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of a pipeline. `began` and `ended` are Unix seconds.
+
+    `rows_in` are new rows of its inputs, `rows_out` are rows that were written; `bytes_in` and `bytes_out` are those
+    of the objects that they are in. `files` came, `replaced` went. `error` says why it failed: then it changed nothing.
+    `violations` counts rows by the condition that they did not meet. `plan` is Spark's plan, of the last and of failed
+    runs.
+    """
+
+    number: int
+    began: float
+    ended: float
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    files: int = 0
+    replaced: int = 0
+    token: int = 0
+    leader: str = ""
+    why: Literal["new", "rerun"] = "new"
+    error: str = ""
+    violations: dict[str, int] = {}
+    plan: str = ""
+
+
+class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pipeline's table: what it was computed by, its columns, and its runs, the last one at the end.
+
+    `definition` is `Pipeline.definition`. `number` counts its committed runs; each record of a file has that of its
+    run as `first` and `last`. `rebuilt` is the number of the run that made all rows again; what reads this table makes
+    its rows again after it. `columns` are the files' visible columns (`schema_evolution.write_columns`), and
+    `partition` those that separate files. `payload_schema` is the type of the payloads, as it was settled by the first
+    run. `inputs` has for each other pipeline that it reads the number of its last run that this table has.
+    """
+
+    definition: str
+    number: int = 0
+    rebuilt: int = 0
+    columns: str = ""
+    partition: list[str] = []
+    payload_schema: str = ""
+    inputs: dict[str, int] = {}
+    runs: list[Run] = []
+
+    def with_run(self, run: Run) -> PipelineTable:
+        """Return the table with a run at the end of its runs; only the last one, and failed ones, keep their plans."""
+        runs = [one if one.error or not one.plan else msgspec.structs.replace(one, plan="") for one in self.runs]
+        return msgspec.structs.replace(self, runs=[*runs, run][-KEPT_RUNS:])
+
+
+class Pipelines(Indexed, frozen=True, kw_only=True):
+    """The tables of all pipelines at one moment, by the pipelines' names.
+
+    `files` are the tables' files: the stream of a record is the pipeline, its key is `Unit.to_text`, and it names no
+    sequences. `progress` has, for each table and each stream that it reads (`progress_of`), exactly the sequences whose
+    messages the table has. `iceberg` is each table for other engines.
+    """
+
+    FOLDER: ClassVar[str] = "_pipeline/"
+    FORMAT: ClassVar[int] = 1
+    PAGES: ClassVar[str] = "_index/pipeline/"
+    LIST: ClassVar[str] = "files"
+
+    files: list[Stored] = msgspec.field(default_factory=list)
+    progress: Version = Version()
+    tables: dict[str, PipelineTable] = msgspec.field(default_factory=dict)
+    iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
+
+    def list_versions(self) -> list[Version]:
+        """Return the versions of indexes that it names: of the files, and the sets of its progress."""
+        return [self.index, self.progress]
+
+    def list_named(self) -> set[str]:
+        """Return the paths that must not be deleted, without those of the files in its index."""
+        paths = {one.path for part in (self.files, self.retired) for one in part}
+        return paths.union(iceberg_paths(self.iceberg))
+
+
+def progress_of(pipeline: str, stream: str) -> str:
+    """Return the name of a set in `Pipelines.progress`."""
+    return f"{pipeline} {stream}"
+
+
+def run_folder(pipeline: str, token: int, unique: str) -> str:
+    """Return the folder of a run's files, which no other run has; `unique` is a UUID's hex."""
+    return f"table/{quote_key(pipeline)}/{token}-{unique}/"
+
+
+def record_of(file: OutputFile, pipeline: str, run: int, *, node: str = "", stored_ns: int = 0) -> Stored:
+    """Return the record of a new file of a table, which was made by the pipeline's run with this number."""
+    return Stored(
+        path=file.path,
+        stream=pipeline,
+        key=file.unit.to_text(),
+        interval=0,
+        first=run,
+        last=run,
+        count=file.rows,
+        bytes=file.bytes,
+        sha256=file.sha256,
+        format=TOMBSTONES if file.tombstones else PARQUET.name,
+        sequences=b"",
+        node=node,
+        stored_ns=stored_ns,
+    )
+
+
+def file_of(record: Stored) -> OutputFile:
+    """Return the file of a record."""
+    return OutputFile(
+        path=record.path,
+        unit=Unit.from_text(record.key),
+        rows=record.count,
+        bytes=record.bytes,
+        sha256=record.sha256,
+        tombstones=record.format == TOMBSTONES,
+    )

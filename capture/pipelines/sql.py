@@ -1,0 +1,266 @@
+"""Decides how a query is kept up to date: which of its results change with new messages, and how they are merged.
+
+It reads the text of the query alone (by sqlglot, in Spark's dialect), so that `capture config check` needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from capture.errors import ConfigError
+from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Analysis, Merging, Upkeep
+
+DIALECT = "spark"
+
+
+def analyse(sql: str, where: str = "its SQL") -> Analysis:
+    """Return how to keep a query's result. ConfigError, beginning with `where`, if it is not one query of tables."""
+    query = _parse(sql, where)
+    inputs = tuple(sorted(_tables(query)))
+    if not inputs:
+        raise ConfigError(f"{where} reads no table: name a stream or another pipeline after FROM")
+    if why := _why_whole(query, inputs):
+        return Analysis(inputs, Upkeep.WHOLE, why)
+    assert isinstance(query, exp.Select)
+    columns = tuple(_names(query))
+    aggregates = [one for one in _own(query) if isinstance(one, exp.AggFunc)]
+    if not aggregates and not query.args.get("group") and not query.args.get("distinct"):
+        return Analysis(inputs, Upkeep.ROWS, columns=columns)
+    try:
+        groups = _groups(query)
+    except _Unsuitable as error:
+        return Analysis(inputs, Upkeep.WHOLE, str(error), columns)
+    if not groups:
+        return Analysis(inputs, Upkeep.WHOLE, "it has no GROUP BY", columns)
+    try:
+        return Analysis(inputs, Upkeep.MERGE, "", columns, groups, _merge(query, groups))
+    except _Unsuitable as error:
+        return Analysis(inputs, Upkeep.GROUPS, str(error), columns, groups)
+
+
+class _Unsuitable(Exception):
+    """The query can't be kept in this way; the text says why."""
+
+
+def _parse(sql: str, where: str) -> exp.Query:
+    try:
+        found = [one for one in sqlglot.parse(sql, dialect=DIALECT) if one is not None]
+    except SqlglotError as error:
+        said: dict[str, Any] = next(iter(getattr(error, "errors", [])), {})
+        at = f", line {said['line']}, column {said['col']}" if said else ""
+        text = said.get("description", str(error)).partition("<Token")[0].rstrip()
+        raise ConfigError(f"{where} can't be parsed{at}: {text} near {said.get('highlight', '')!r}") from error
+    if len(found) != 1 or not isinstance(found[0], exp.Query):
+        raise ConfigError(f"{where} must be one query: SELECT …")
+    return found[0]
+
+
+def _tables(query: exp.Query) -> set[str]:
+    """Return the names of the tables that a query reads. ConfigError for a path or a name with a dot."""
+    own = {one.alias for one in query.find_all(exp.CTE)}
+    found = set()
+    for one in query.find_all(exp.Table):
+        if one.args.get("db"):
+            raise ConfigError(
+                f"{one.sql(DIALECT)} is not a table that a pipeline can read: name a stream or a pipeline"
+            )
+        if one.name not in own:
+            found.add(one.name)
+    return found
+
+
+def _own(query: exp.Select) -> Iterator[exp.Expr]:
+    """Yield the expressions of a query without subqueries."""
+    for part in query.iter_expressions():
+        yield from part.walk()
+
+
+_WHOLE: Sequence[tuple[type[exp.Expr], str]] = (
+    (exp.With, "it has a WITH"),
+    (exp.Join, "it has a JOIN"),
+    (exp.Subquery, "it has a subquery"),
+    (exp.Window, "it has a window function"),
+    (exp.Order, "it has an ORDER BY"),
+    (exp.Limit, "it has a LIMIT"),
+    (exp.Offset, "it has an OFFSET"),
+    (exp.Qualify, "it has a QUALIFY"),
+    (exp.Pivot, "it has a PIVOT"),
+    (exp.TableSample, "it reads a sample"),
+    (exp.Distinct, "it has a DISTINCT"),
+)
+
+
+def _why_whole(query: exp.Query, inputs: Sequence[str]) -> str:
+    if not isinstance(query, exp.Select):
+        return f"it is a {query.key.upper()}"
+    if len(inputs) > 1:
+        return "it reads several tables"
+    for kind, why in _WHOLE:
+        for one in query.find_all(kind):
+            if not (kind is exp.Distinct and isinstance(one.parent, exp.AggFunc)):
+                return why
+    if sum(1 for _ in query.find_all(exp.Select)) > 1:
+        return "it has a subquery"
+    return ""
+
+
+def _names(query: exp.Select) -> Iterator[str]:
+    """Yield the names of the result's columns. ConfigError if an expression has none."""
+    for one in query.expressions:
+        if isinstance(one, exp.Star) or one.is_star:
+            yield "*"
+        elif one.alias_or_name:
+            if one.alias_or_name.startswith(HIDDEN):
+                raise ConfigError(f"{one.alias_or_name} can't name a column: {HIDDEN} is for a pipeline's own")
+            yield one.alias_or_name
+        else:
+            raise ConfigError(f"{one.sql(DIALECT)} has no name: write {one.sql(DIALECT)} AS a_name")
+
+
+def _groups(query: exp.Select) -> dict[str, str]:
+    """Return the expression of each column that names the group, by its name."""
+    group = query.args.get("group")
+    if group is None:
+        return {}
+    if any(group.args.get(one) for one in ("cube", "rollup", "grouping_sets", "all", "totals")):
+        raise _Unsuitable("its GROUP BY is not a list of expressions")
+    items = {one.alias_or_name: one.unalias() for one in query.expressions}
+    groups: dict[str, str] = {}
+    for one in group.expressions:
+        expression = _resolve(one, query.expressions, items)
+        text = expression.sql(DIALECT)
+        name = next((name for name, item in items.items() if item.sql(DIALECT) == text), None)
+        if name is None:
+            raise _Unsuitable(f"it groups by {text}, which is not one of its columns")
+        groups[name] = text
+    for name, item in items.items():
+        if name not in groups and not item.find(exp.AggFunc) and item.find(exp.Column):
+            raise _Unsuitable(f"{name} is neither an aggregate nor in its GROUP BY")
+    return groups
+
+
+def _resolve(one: exp.Expr, columns: Sequence[exp.Expr], items: Mapping[str, exp.Expr]) -> exp.Expr:
+    """Return the expression of a GROUP BY, which may be a column's number or its alias."""
+    if isinstance(one, exp.Literal) and one.is_int:
+        number = int(one.this)
+        if not 1 <= number <= len(columns):
+            raise ConfigError(f"GROUP BY {number}: the query has {len(columns)} columns")
+        return columns[number - 1].unalias()
+    if isinstance(one, exp.Column) and not one.table and one.name in items:
+        item = items[one.name]
+        if not isinstance(item, exp.Column) and any(column.name == one.name for column in item.find_all(exp.Column)):
+            raise _Unsuitable(f"{one.name} names a column of the input and one of the result")
+        return item
+    return one
+
+
+# --- aggregates that are merged --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _State:
+    """A column of an aggregate's state: what makes it of messages, and of states."""
+
+    name: str
+    partial: str
+    merged: str
+
+
+_SAME = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAgg, exp.BitwiseOrAgg, exp.BitwiseXorAgg)
+
+
+def _merge(query: exp.Select, groups: Mapping[str, str]) -> Merging:
+    """Return the queries that keep the aggregates of this query."""
+    if query.args.get("having"):
+        raise _Unsuitable("it has a HAVING")
+    states: dict[str, _State] = {}
+    finals: list[str] = []
+    for item in query.expressions:
+        name, expression = item.alias_or_name, item.unalias().copy()
+        if name in groups:
+            finals.append(_quote(name))
+            continue
+        expression = expression.transform(lambda one: _replace(one, states))
+        loose = [one for one in expression.find_all(exp.Column) if not one.name.startswith(HIDDEN)]
+        if loose:
+            raise _Unsuitable(f"{name} uses {loose[0].sql(DIALECT)} outside of an aggregate")
+        finals.append(f"{expression.sql(DIALECT)} AS {_quote(name)}")
+    keys = [f"{text} AS {_quote(name)}" for name, text in groups.items()]
+    partial = query.copy()
+    partial.set(
+        "expressions", [sqlglot.parse_one(one, dialect=DIALECT) for one in _list_columns(keys, states, "partial")]
+    )
+    partial.set("group", exp.Group(expressions=[sqlglot.parse_one(one, dialect=DIALECT) for one in groups.values()]))
+    names = ", ".join(map(_quote, groups))
+    merged = ", ".join(_list_columns(map(_quote, groups), states, "merged"))
+    return Merging(
+        partial=partial.sql(DIALECT),
+        merged=f"SELECT {merged} FROM __states GROUP BY {names}",
+        final=f"SELECT {', '.join(finals)} FROM __merged",
+        final_with_states=f"SELECT {', '.join([*finals, *map(_quote, states)])} FROM __merged",
+        states=tuple(states),
+    )
+
+
+def _parse_all(expressions: Iterable[str]) -> list[exp.Expr]:
+    return [sqlglot.parse_one(one, dialect=DIALECT) for one in expressions]
+
+
+def _list_columns(keys: Iterable[str], states: Mapping[str, _State], which: str) -> list[str]:
+    return [*keys, *(f"{getattr(one, which)} AS {_quote(one.name)}" for one in states.values())]
+
+
+def _replace(one: exp.Expr, states: dict[str, _State]) -> exp.Expr:
+    """Return an aggregate as an expression of its states, which are added; other expressions as they are."""
+    filtered = one if isinstance(one, exp.Filter) else None
+    aggregate = one.this if filtered else one
+    if not isinstance(aggregate, exp.AggFunc):
+        return one
+    where = f" FILTER({filtered.expression.sql(DIALECT)})" if filtered else ""
+
+    def state(partial: str, merged: str) -> str:
+        for known in states.values():
+            if (known.partial, known.merged.replace(known.name, "")) == (f"{partial}{where}", merged.replace("?", "")):
+                return known.name
+        name = f"{HIDDEN}{len(states) + 1}"
+        states[name] = _State(name, f"{partial}{where}", merged.replace("?", name))
+        return name
+
+    def first_of(value: str, by: str, function: str) -> str:
+        order = "max" if function == "max_by" else "min"
+        place = state(f"{order.upper()}({by})", f"{order}(?)")
+        return state(f"{function.upper()}({value}, {by})", f"{function}(?, {place})")
+
+    if aggregate.find(exp.Distinct):
+        raise _Unsuitable(f"{aggregate.sql(DIALECT)} needs all messages of a group")
+    argument = aggregate.this.sql(DIALECT) if isinstance(aggregate.this, exp.Expr) else "1"
+    text = aggregate.sql(DIALECT)
+    match aggregate:
+        case exp.Sum():
+            said = state(text, "sum(?)")
+        case exp.Count() | exp.CountIf():
+            said = state(text, "sum(?)")
+        case exp.Avg():
+            total, count = state(f"SUM({argument})", "sum(?)"), state(f"COUNT({argument})", "sum(?)")
+            said = f"try_divide({total}, {count})"
+        case exp.Last() | exp.First() if not isinstance(aggregate.parent, exp.IgnoreNulls):
+            said = first_of(argument, SEQUENCE, "max_by" if isinstance(aggregate, exp.Last) else "min_by")
+        case exp.ArgMax() | exp.ArgMin():
+            by = aggregate.expression.sql(DIALECT)
+            said = first_of(argument, by, "max_by" if isinstance(aggregate, exp.ArgMax) else "min_by")
+        case _ if isinstance(aggregate, _SAME):
+            function = text.partition("(")[0]
+            said = state(text, f"{function}(?)")
+        case _:
+            raise _Unsuitable(f"{text} needs all messages of a group")
+    return sqlglot.parse_one(said, dialect=DIALECT)
+
+
+def _quote(name: str) -> str:
+    return exp.to_identifier(name, quoted=True).sql(DIALECT)
