@@ -203,6 +203,7 @@ def choices(struct: type[msgspec.Struct], place: Sequence[str]) -> tuple[str, ..
         is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
         kind = get_type_hints(kind).get(name) if is_struct else _of_table(kind)
     kind = _of_table(kind) or kind
+    kind = next((one for one in get_args(kind) if get_origin(one) is Literal), kind)  # Literal[…] | None
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 

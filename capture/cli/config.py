@@ -10,7 +10,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -26,7 +26,8 @@ from capture.config.load import NEEDED, RELATED, contradictions, find_missing, g
 from capture.config.load import settings as settings_of
 from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
-from capture.config.provenance import Given, Place
+from capture.config.pipelines import PIPELINE, find_faults
+from capture.config.provenance import DEFAULT, Given, Place
 from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
@@ -36,6 +37,7 @@ from capture.formats.own_format import OwnFormat
 from capture.ingest.hooks import hook
 from capture.ingest.layout import layout
 from capture.partitioners import partitioner
+from capture.pipelines.definition import Pipeline
 from capture.stores import Address, open_store
 from capture.stores.own_store import HIDDEN, is_own, shown
 from capture.stores.plugin import is_plugin
@@ -100,8 +102,10 @@ def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: sett
     rows = [
         (".".join(place), redact_value(place, value), given.source(place))
         for setting, whole in settings_of(read_config)
+        if setting != PIPELINE or not whole
         for place, value in _each(setting, whole)
     ]
+    rows += _show_pipelines(read_config.pipeline, given)
     if as_json:
         print_document({name: {"value": value, "source": source} for name, value, source in rows}, default=str)
         return
@@ -169,6 +173,9 @@ def problems(given: Given) -> list[str]:
 
     if faulty.isdisjoint((*RELATED, "table")):
         found += contradictions(config, given)
+    if config.pipeline:
+        named = faulty.isdisjoint((PIPELINE[0], "stream", "streams")) and bool(config.stream or config.streams)
+        found += find_faults(config, given, complete=named)
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
             check_setting(check_name, kind, name, of=(kind,))
@@ -229,6 +236,21 @@ def _try_connection(nats: Mapping[str, Any]) -> None:
     """Load the files and settings of a connection. Raises NattyError."""
     wanted = resolve({name: value for name, value in nats.items() if name != "context"}, context=nats.get("context"))
     client_context(ca=wanted.tls_ca or None, cert=wanted.tls_cert or None, key=wanted.tls_key or None)
+
+
+def _show_pipelines(pipelines: Sequence[Pipeline], given: Given) -> list[tuple[str, Any, str]]:
+    """Return a row for each setting of the pipelines, below their names: value, and where it comes from."""
+    tables = given.settings[PIPELINE].value if pipelines else []
+    return [
+        (
+            f"pipeline.{one.name}.{name}",
+            redact_value((*PIPELINE, name), value),
+            str(given.origin_in(PIPELINE, number, name)) if name in tables[number] else DEFAULT,
+        )
+        for number, one in enumerate(pipelines)
+        for name, value in msgspec.to_builtins(one).items()
+        if name != "name"
+    ]
 
 
 def _each(setting: Place, value: Any) -> list[tuple[Place, Any]]:

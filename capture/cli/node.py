@@ -96,7 +96,7 @@ def run(
     }
 
     def load() -> list[CaptureConfig]:
-        return settings.archives(config, flags, nats)
+        return settings.archives(config, flags, nats, pipelines=True)
 
     wanted = load()
     _configure_log(wanted[0].logging)

@@ -48,14 +48,23 @@ def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
     return {"public_key_file": public_key and str(public_key), "encrypted_only": encrypted_only or None}
 
 
-def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:
-    """Return the configuration of each stream to capture. Raises ConfigError."""
-    return each(_load(config, flags, nats, ("stream", "store")))
+def archives(
+    config: Path | None, flags: dict[str, Any], nats: dict[str, Any], *, pipelines: bool = False
+) -> list[CaptureConfig]:
+    """Return the configuration of each stream to capture. Raises ConfigError; with `pipelines` also for their SQL."""
+    return each(_load(config, flags, nats, ("stream", "store"), pipelines=pipelines))
 
 
-def _load(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], needs: tuple[str, ...]) -> CaptureConfig:
+def with_pipelines(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> CaptureConfig:
+    """Return the configuration of all streams together, with its pipelines. Raises ConfigError if one is wrong."""
+    return _load(config, flags, nats, ("stream", "store"), pipelines=True)
+
+
+def _load(
+    config: Path | None, flags: dict[str, Any], nats: dict[str, Any], needs: tuple[str, ...], *, pipelines: bool = False
+) -> CaptureConfig:
     given = flags | {f"nats.{name}": value for name, value in nats.items()}
-    return load(config, given, needs=needs)
+    return load(config, given, needs=needs, pipelines=pipelines)
 
 
 def tokens(path: Path) -> list[str]:

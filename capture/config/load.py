@@ -12,10 +12,12 @@ import msgspec
 
 from capture.archive.encryption import VARIABLE
 from capture.archive.signing import SIGNING_VARIABLE
+from capture.config.pipelines import find_faults
 from capture.config.provenance import Given, Origin, Place, gather, tree, variable
 from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
+from capture.config.table_lists import take_table_lists
 from capture.errors import ConfigError, choices, mistake
 from capture.stores import Address, store_url
 
@@ -32,17 +34,21 @@ def load(
     *,
     environment: Mapping[str, str] = os.environ,
     needs: tuple[str, ...] = ("stream",),
+    pipelines: bool = False,
 ) -> CaptureConfig:
     """Return the configuration: flags, then `CAPTURE_…` variables, then the file, then defaults.
 
     Flags and variables name settings of the top level, or of a table with a dot (`limits.max_age`,
     `CAPTURE_LIMITS__MAX_AGE`). Raises ConfigError, which names the wrong setting and the file, variable or flag that
-    gave it, or one of `needs` that is missing.
+    gave it, or one of `needs` that is missing. With `pipelines`, what a pipeline's settings mean is checked, too: that
+    parses their SQL.
     """
     given = gather_settings(path, flags, environment=environment)
     check_exposure(path, given)
     config, faults = read(given)
     if wrong := list(faults.values()) or find_missing(config, needs) or contradictions(config, given):
+        raise ConfigError(wrong[0])
+    if pipelines and config.pipeline and (wrong := find_faults(config, given)):
         raise ConfigError(wrong[0])
     return config
 
@@ -68,6 +74,7 @@ def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
             blamed = next((place for place in parts if f"{place[-1]}`" in str(error)), min(parts))
             origin = parts[blamed].origin
             faults[STORE] = origin.complaint(str(error), _hint(_unknown(blamed), origin))
+    take_table_lists(given, values, faults)
     for place, value in values.items():
         try:
             msgspec.convert(tree([(place, value)]), CaptureConfig, strict=False)

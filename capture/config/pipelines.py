@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
+from capture.archive.heads import PIPELINES
+from capture.config.provenance import Given, Place
 from capture.config.settings import CaptureConfig
 from capture.config.streams import below, each
 from capture.errors import ConfigError
 from capture.pipelines.definition import Pipeline, order
 from capture.pipelines.document import FOLDER
 
+PIPELINE: Place = ("pipeline",)
 SEVERAL = "streams"
 """The name of the election of pipelines that read several archives, unless the configuration names them."""
+
+
+def find_faults(config: CaptureConfig, given: Given, *, complete: bool = True) -> list[str]:
+    """Return a sentence for each mistake in the pipelines of a configuration, with the file and the line of each.
+
+    What they read is compared only if the configuration is `complete`, and nothing is wrong in one of them.
+    """
+    found = []
+    for one in config.pipeline:
+        try:
+            one.check()
+        except ConfigError as error:
+            found.append(_locate(str(error), given))
+    try:
+        PIPELINES.election(pipelines_name(config) or SEVERAL)
+    except ConfigError as error:
+        found.append(given.blame(str(error), "pipelines_name", "archive"))
+    if complete and not found:
+        try:
+            order(config.pipeline, [one.stream for one in archives(config)])
+        except ConfigError as error:
+            found.append(_locate(str(error), given))
+    return found
+
+
+def _locate(sentence: str, given: Given) -> str:
+    """Return the sentence with the place of the last pipeline that it names."""
+    whole = given.settings.get(PIPELINE)
+    if whole is None:
+        return sentence
+    names = [one.get("name") for one in whole.value if isinstance(one, dict)]
+    numbers = [
+        number
+        for number, name in enumerate(names)
+        if name and re.search(rf"pipeline {re.escape(name)}(?!\w)", sentence)
+    ]
+    at = given.origin_in(PIPELINE, numbers[-1]) if numbers else whole.origin
+    return f"{sentence} ({at})"
 
 
 def read_pipelines(config: CaptureConfig) -> list[Pipeline]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,12 @@ class Given:
     """The settings that were given, each with its origin, in the order file, variables, flags: a later one wins.
 
     `refused` holds a sentence for each setting that was not accepted because another one gives a value to its table.
+    `lines` are the file's: see `lines_of`.
     """
 
     settings: dict[Place, Setting] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
+    lines: dict[Place, int] = field(default_factory=dict)
 
     def put(self, place: Place, value: Any, origin: Origin) -> None:
         """Add a setting, or a whole table; it replaces what was given there."""
@@ -77,6 +80,15 @@ class Given:
     def below(self, place: Place) -> dict[Place, Setting]:
         """Return the settings at this place or in the table of this name."""
         return {one: setting for one, setting in self.settings.items() if one[: len(place)] == place}
+
+    def origin_in(self, table: Place, number: int, *names: str) -> Origin:
+        """Return the origin of a setting in a list of tables, `[[table]]`, by the number of its table from 0.
+
+        The line is that of the setting, or that in which its table begins, or the list.
+        """
+        origin = self.settings[table].origin
+        places = [(*table, str(number), *names), (*table, str(number))] if origin.kind == "file" else []
+        return replace(origin, line=next(filter(None, map(self.lines.get, places)), origin.line))
 
     def source(self, place: Place) -> str:
         """Return the origin of the setting; "default" if it was not given."""
@@ -107,9 +119,9 @@ def gather(path: Path | None, flags: Mapping[str, Any], environment: Mapping[str
     """
     given = Given()
     if path:
-        values, lines = _read(path)
+        values, given.lines = _read(path)
         for place, value in _leaves(values):
-            given.put(place, value, Origin("file", str(path), lines.get(place)))
+            given.put(place, value, Origin("file", str(path), given.lines.get(place)))
     for name, text in sorted(environment.items()):
         if name.startswith(ENVIRONMENT) and name not in reserved and text:
             place = tuple(name[len(ENVIRONMENT) :].lower().split("__"))
@@ -141,9 +153,10 @@ def lines_of(text: str) -> dict[Place, int]:
     """Return the line in which each setting, and each table, of a valid TOML text begins.
 
     It decodes each statement separately, below its table's header. A statement of several lines can't be decoded before
-    its last line.
+    its last line. Tables of a list, `[[name]]`, have their numbers from 0 after its name.
     """
     found: dict[Place, int] = {}
+    tables: Counter[Place] = Counter()
     header, statement, began = "", "", 1
     for number, line in enumerate(text.split("\n"), 1):
         statement += f"{line}\n"
@@ -152,9 +165,15 @@ def lines_of(text: str) -> dict[Place, int]:
             values = msgspec.toml.decode(statement if is_header else header + statement)
         except msgspec.DecodeError:
             continue
-        for place, _ in _leaves(values):
+        for place, value in _leaves(values):
             for end in range(1, len(place) + 1):
                 found.setdefault(place[:end], began)
+            if statement.lstrip().startswith("[["):
+                tables[place] += 1
+            if tables[place]:
+                numbered = (*place, str(tables[place] - 1))
+                for end in range(len(place) + 1, len(inside := _first_place(value, numbered)) + 1):
+                    found.setdefault(inside[:end], began)
         header = statement if is_header else header
         statement, began = "", number + 1
     return found
@@ -173,6 +192,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
 def _is_quoted(value: Any, sentence: str) -> bool:
     values = value if isinstance(value, list) else [value]
     return any(isinstance(one, str) and one != "" and one in sentence for one in values)
+
+
+def _first_place(tables: Any, place: Place) -> Place:
+    """Return the place of the first setting in a list with one table, which has this place."""
+    return next((inside for inside, _ in _leaves(tables[0], place)), place)
 
 
 def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from capture.config.load import settings
+from capture.config.pipelines import PIPELINE, read_pipelines
 from capture.config.provenance import Place
 from capture.config.settings import CaptureConfig
 
@@ -17,6 +18,7 @@ COMPACTION = (
 )
 LIVE = {
     ("drain",),
+    PIPELINE,
     ("retention",),
     *(("sweep", name) for name in ("every", "grace")),
     *(
@@ -52,12 +54,25 @@ def plan_reload(running: CaptureConfig, wanted: CaptureConfig) -> Change:
     config = running
     for place in live:
         config = _with(config, place, after[place])
+    if PIPELINE in live:
+        read_pipelines(config)
     config.block_limits().check_consumer(ack_wait=running.ack_wait, max_ack_pending=running.max_ack_pending)
     return Change(
         config,
-        changed=[f"{'.'.join(place)} = {after[place]!r}" for place in live],
+        changed=[_describe(place, before[place], after[place]) for place in live],
         kept=[".".join(place) for place in differing if place not in live],
     )
+
+
+def _describe(place: Place, before: Any, after: Any) -> str:
+    """Return a changed setting with its value; of pipelines, which of them changed and how."""
+    if place != PIPELINE:
+        return f"{'.'.join(place)} = {after!r}"
+    were, are = ({one.name: one for one in each} for each in (before, after))
+    said = [f"{name} added" for name in are if name not in were]
+    said += [f"{name} changed" for name, one in are.items() if name in were and one != were[name]]
+    said += [f"{name} removed" for name in were if name not in are]
+    return f"pipeline: {', '.join(said) or 'their order'}"
 
 
 def _is_shorter_grace(place: Place, before: dict[Place, Any], after: dict[Place, Any]) -> bool:

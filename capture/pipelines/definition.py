@@ -23,6 +23,9 @@ LATEST = "latest"
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}").fullmatch
 _EVERY = "every "
+_SUBJECT = "subject:"
+_TOKEN = re.compile(r"subject:[1-9][0-9]{0,3}").fullmatch
+_DECODER = "decoder:"
 _FUNCTION = re.compile(r"[\w.]+:\w+").fullmatch
 _DECIDES = ("kind", "schema", "sql", "python", "mode", "key", "partition", "buckets", "inputs")
 """The settings that decide which rows the table has: with others, its rows must be computed again."""
@@ -62,8 +65,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """What is known of its SQL; None if it has none. ConfigError if it can't be parsed."""
         if not self.sql:
             return None
-        if find_spec("sqlglot") is None:
-            raise ConfigError('a pipeline with SQL needs sqlglot; run: pip install "natty-nats[spark]"')
+        _require_sqlglot()
         from capture.pipelines.sql import analyse  # here, so that the command line starts without it
 
         return analyse(self.sql, f"pipeline {self.name}: its SQL")
@@ -121,21 +123,34 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError('mode = "upsert" needs a key: the columns that no two rows share')
         elif self.mode == "append" and self.keys:
             raise ConfigError('mode = "append" replaces no rows, so it has no key: use mode = "upsert"')
+        if twice := [one for one in self.inputs if self.inputs.count(one) > 1]:
+            raise ConfigError(f"its inputs name {twice[0]} twice")
+        if self.schema.startswith(_DECODER) and not _FUNCTION(self.schema.removeprefix(_DECODER)):
+            raise ConfigError(f'schema is "decoder:module:Type", Spark\'s DDL, or "infer", not {self.schema!r}')
         for what, names in (("key", self.keys), ("partition", self.partition)):
             if twice := [one for one in names if names.count(one) > 1]:
                 raise ConfigError(f"its {what} names {twice[0]} twice")
+            if "" in names:
+                raise ConfigError(f"its {what} names a column without a name")
             if any(one.startswith(HIDDEN) for one in names):
                 raise ConfigError(f"its {what} can't name a column that begins with {HIDDEN}")
         if self.kind != LATEST and self.keys and (loose := [one for one in self.partition if one not in self.keys]):
             raise ConfigError(f"partition names {loose[0]}, which is not in its key: a row could change its partition")
         if self.analysis:
             self._check_query(self.analysis)
+        for one in self.expect:
+            _require_sqlglot()
+            from capture.pipelines.sql import check_condition
+
+            check_condition(one, f"its expect {one!r}")
 
     def _check_latest(self) -> None:
         if self.mode not in (None, "upsert"):
             raise ConfigError('kind = "latest" replaces rows by their key: leave mode out')
         if len(self.keys) != 1 or len(self.inputs) != 1:
             raise ConfigError('kind = "latest" has one input and one key: "subject", "subject:2" or a field')
+        if self.keys[0].startswith(_SUBJECT) and not _TOKEN(self.keys[0]):
+            raise ConfigError(f"its key is subject:N with the number of a token from 1, not {self.keys[0]!r}")
         if self.partition:
             raise ConfigError('kind = "latest" has no partitions: a key could change its partition')
 
@@ -153,6 +168,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     raise ConfigError(f"its {what} {name} is not a column of its query: {', '.join(found.columns)}")
         if self.mode == "upsert" and found.groups and set(self.keys) != set(found.groups):
             raise ConfigError(f"its key must be what it groups by: {', '.join(found.groups)}")
+
+
+def _require_sqlglot() -> None:
+    if find_spec("sqlglot") is None:
+        raise ConfigError('a pipeline with SQL needs sqlglot; run: pip install "natty-nats[spark]"')
 
 
 def order(pipelines: Sequence[Pipeline], streams: Iterable[str]) -> list[Pipeline]:

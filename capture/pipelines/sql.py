@@ -29,6 +29,7 @@ def analyse(sql: str, where: str = "its SQL") -> Analysis:
         return Analysis(inputs, Upkeep.WHOLE, why)
     assert isinstance(query, exp.Select)
     columns = tuple(_names(query))
+    _check_twice(columns)
     aggregates = [one for one in _own(query) if isinstance(one, exp.AggFunc)]
     if not aggregates and not query.args.get("group") and not query.args.get("distinct"):
         return Analysis(inputs, Upkeep.ROWS, columns=columns)
@@ -48,14 +49,33 @@ class _Unsuitable(Exception):
     """The query can't be kept in this way; the text says why."""
 
 
+def check_condition(text: str, where: str) -> None:
+    """Raise ConfigError, beginning with `where`, if a text is not a condition that one row can meet."""
+    try:
+        query = _parse(f"SELECT * FROM t WHERE (\n{text}\n)", where)
+    except ConfigError as error:
+        raise ConfigError(f"{where} is not a condition: it can't be parsed") from error
+    condition = query.args.get("where")
+    whole = isinstance(query, exp.Select) and condition and isinstance(condition.this, exp.Paren)
+    if not whole or any(query.args.get(one) for one in ("group", "having", "order", "limit", "laterals", "joins")):
+        raise ConfigError(f"{where} is not one condition")
+    for kind in (exp.AggFunc, exp.Window, exp.Query):
+        if any(one is not query for one in query.find_all(kind)):
+            raise ConfigError(f"{where} must be about one row: it can't aggregate, nor read a table")
+
+
 def _parse(sql: str, where: str) -> exp.Query:
     try:
         found = [one for one in sqlglot.parse(sql, dialect=DIALECT) if one is not None]
     except SqlglotError as error:
         said: dict[str, Any] = next(iter(getattr(error, "errors", [])), {})
-        at = f", line {said['line']}, column {said['col']}" if said else ""
-        text = said.get("description", str(error)).partition("<Token")[0].rstrip()
-        raise ConfigError(f"{where} can't be parsed{at}: {text} near {said.get('highlight', '')!r}") from error
+        if not said:
+            raise ConfigError(f"{where} can't be parsed: {error}; is a text or a comment not closed?") from error
+        text = said["description"].partition("<Token")[0].rstrip()
+        at = f", line {said['line']}, column {said['col']}"
+        raise ConfigError(f"{where} can't be parsed{at}: {text} near {said['highlight']!r}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} can't be parsed: it is nested too deeply") from error
     if len(found) != 1 or not isinstance(found[0], exp.Query):
         raise ConfigError(f"{where} must be one query: SELECT …")
     return found[0]
@@ -66,7 +86,7 @@ def _tables(query: exp.Query) -> set[str]:
     own = {one.alias for one in query.find_all(exp.CTE)}
     found = set()
     for one in query.find_all(exp.Table):
-        if one.args.get("db"):
+        if one.args.get("db") or not isinstance(one.this, exp.Identifier):
             raise ConfigError(
                 f"{one.sql(DIALECT)} is not a table that a pipeline can read: name a stream or a pipeline"
             )
@@ -121,6 +141,15 @@ def _names(query: exp.Select) -> Iterator[str]:
             yield one.alias_or_name
         else:
             raise ConfigError(f"{one.sql(DIALECT)} has no name: write {one.sql(DIALECT)} AS a_name")
+
+
+def _check_twice(columns: Sequence[str]) -> None:
+    """Raise ConfigError if two columns have a name: for Spark, the case of letters makes no difference."""
+    known: set[str] = set()
+    for one in columns:
+        if one != "*" and one.lower() in known:
+            raise ConfigError(f"two of its columns are named {one}")
+        known.add(one.lower())
 
 
 def _groups(query: exp.Select) -> dict[str, str]:

@@ -11,6 +11,7 @@ from secret import write_secret
 from capture.cli.config import check, show
 from capture.cli.node import run
 from capture.config.settings import CaptureConfig
+from capture.pipelines.definition import Pipeline
 from natty.cli import connect
 
 CLI = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
@@ -109,3 +110,14 @@ def test_the_flags_of_a_node_are_taken_too(command):
     served = {"metrics", "metrics_cert", "metrics_key", "metrics_token_file", "metrics_allow_host"}
     assert node - ours == {*served, "invoked"}
     assert set(inspect.signature(connect.options(lambda *, nats: None)).parameters) <= ours
+
+
+def test_show_has_a_row_for_each_setting_of_a_pipeline_and_where_it_comes_from(shell, tmp_path):
+    text = 'stream = "S"\nstore = "lake"\n\n[[pipeline]]\nname = "a"\nsql = "SELECT x FROM S"\nmode = "append"\n'
+    (tmp_path / "capture.toml").write_text(text)
+    rows = json.loads(shell.capture("config", "show", "--json", CAPTURE_CONFIG="capture.toml").out)
+    own = {name.removeprefix("pipeline.a."): row for name, row in rows.items() if name.startswith("pipeline.")}
+    assert own.keys() == {field.name for field in msgspec.structs.fields(Pipeline)} - {"name"}
+    assert own["mode"] == {"value": "append", "source": "file capture.toml, line 7"}
+    assert own["buckets"] == {"value": 16, "source": "default"}
+    assert "pipeline" not in rows
