@@ -142,7 +142,14 @@ class CompactionError(CaptureError):
 
 
 class PipelineError(CaptureError):
-    """A run of a pipeline failed; its table is as it was."""
+    """A run of a pipeline failed; its table is as it was.
+
+    `plan` is Spark's plan of its query, if there was one.
+    """
+
+    def __init__(self, message: str = "", plan: str = "") -> None:
+        super().__init__(message)
+        self.plan = plan
 
 
 class CatalogError(CaptureError):

@@ -29,15 +29,17 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     `new` is what the last committed run did not have; `all` is everything, and empty if the run does not need it.
     Messages have the envelope's columns, `time` (a timestamp, of `time_ns`), and their typed columns; with
-    `payload_schema`, in Spark's DDL, also the fields of the payload's JSON. `columns` are those of another pipeline's
-    table (`schema_evolution.write_columns`); "" for messages. `store` is the URL of the objects' store, `key_file` has
-    the keys of encrypted ones.
+    `payload_schema`, in Spark's DDL, also the fields of the payload's JSON. `typed` (`schema_evolution.write_columns`)
+    are typed columns that messages have even if no object to read has them: then they are null. `columns` are those of
+    another pipeline's table (`schema_evolution.write_columns`); "" for messages. `store` is the URL of the objects'
+    store, `key_file` has the keys of encrypted ones.
     """
 
     store: str
     new: list[Part] = []
     all: list[Part] = []
     payload_schema: str = ""
+    typed: str = ""
     columns: str = ""
     key_file: str = ""
 

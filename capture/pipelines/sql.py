@@ -45,6 +45,15 @@ def analyse(sql: str, where: str = "its SQL") -> Analysis:
         return Analysis(inputs, Upkeep.GROUPS, str(error), columns, groups)
 
 
+def order_rows(sql: str) -> str:
+    """Return a query of Upkeep.ROWS whose rows also have SEQUENCE, the hidden column of their input."""
+    query = _parse(sql, "its SQL")
+    assert isinstance(query, exp.Select)
+    if any(one.is_star for one in query.expressions):
+        return sql
+    return query.select(exp.column(SEQUENCE), append=True, dialect=DIALECT).sql(DIALECT)
+
+
 class _Unsuitable(Exception):
     """The query can't be kept in this way; the text says why."""
 

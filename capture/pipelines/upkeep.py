@@ -9,8 +9,10 @@ import msgspec
 
 HIDDEN = "__"
 """The prefix of columns that a table's files have and its schema does not: the state of aggregates."""
-SEQUENCE = "sequence"
-"""The column of messages by which a later row replaces an earlier one with its key."""
+SEQUENCE = f"{HIDDEN}sequence"
+"""The hidden column of all inputs, and of rows with a key, by which a later row replaces an earlier one.
+
+It is the sequence of a message; of a row of another pipeline, the number of the run that made it."""
 
 
 class Upkeep(StrEnum):

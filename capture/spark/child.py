@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 import msgspec
 
-from capture.errors import SparkError
+from capture.errors import PipelineError, SparkError
 from capture.spark.environment import select_needed
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import Answer, Pong, Request, Start
@@ -120,7 +120,7 @@ class Child:
         return self._ended
 
     async def ask(self, request: Request, kind: type[Result]) -> Result:
-        """Return the driver's answer. Raises SparkError with its sentence, or if it ends before it answers."""
+        """Return the driver's answer. SparkError, or PipelineError, with its sentence; SparkError if it ends before."""
         if self._ended:
             raise SparkError(self._last_words)
         self._asked += 1
@@ -131,6 +131,8 @@ class Child:
             answer = await waiting
         finally:
             self._waiting.pop(request.id, None)
+        if answer.of_pipeline:
+            raise PipelineError(answer.error, answer.plan)
         if not answer.ok:
             raise SparkError(answer.error)
         return msgspec.json.decode(answer.result, type=kind)

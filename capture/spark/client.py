@@ -1,4 +1,4 @@
-"""The client of Spark in a child process: merges file groups, answers queries."""
+"""The client of Spark in a child process: merges file groups, computes pipelines, answers queries."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ import msgspec
 from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
 from capture.maintenance.engine import FileGroup, Merged
+from capture.pipelines.derivation import Derivation, Derived, Input
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, run_alone
 from capture.spark.java import choose
@@ -20,6 +21,7 @@ from capture.spark.options import SparkOptions
 from capture.spark.protocol import (
     DEFAULT_LIMIT,
     SMALL_BYTES,
+    Derive,
     Merge,
     MergeDone,
     Ping,
@@ -88,6 +90,20 @@ class SparkDriver:
             await self.kill()
             raise
 
+    async def derive(self, asked: Derivation) -> Derived:
+        """Compute a pipeline's run: write its files, and return facts about them.
+
+        PipelineError, with Spark's plan, if its query, its data or the user's function are at fault; SparkError if
+        Spark ends. If it is cancelled, it kills the whole child: when it returns, no process works on the run.
+        """
+        inputs = {name: _complete(one, self._key_file) for name, one in asked.inputs.items()}
+        whole = msgspec.structs.replace(asked, store=_absolute(asked.store), inputs=inputs)
+        try:
+            return await self._ask(Derive(derivation=whole), Derived)
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+
     async def query(self, store_url: str, views: Mapping[str, View], sql: str, *, limit: int = DEFAULT_LIMIT) -> Rows:
         """Return the result of `sql` over these views, at most `limit` rows. Raises SparkError with Spark's reason."""
         request = Query(store=_absolute(store_url), views=views, sql=sql, limit=limit, key_file=self._key_file)
@@ -135,6 +151,12 @@ def unavailable(options: SparkOptions) -> str:
     except SparkError as error:
         return str(error)
     return ""
+
+
+def _complete(given: Input, key_file: str) -> Input:
+    """Return the input with paths that are complete, and with our keys if it has none of its own."""
+    keys = str(Path(given.key_file).absolute()) if given.key_file else key_file
+    return msgspec.structs.replace(given, store=_absolute(given.store), key_file=keys)
 
 
 def _absolute(store_url: str) -> str:

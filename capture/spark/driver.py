@@ -16,14 +16,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from capture.archive.encryption import Keys
+from capture.errors import PipelineError
 from capture.maintenance.engine import FileGroup, Merged
 from capture.maintenance.merge.inputs import columns_of
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark import session
+from capture.spark.derive_job import derive
 from capture.spark.failure import sentence
 from capture.spark.merge_job import Merger
 from capture.spark.merge_task import StoreAccess
-from capture.spark.protocol import Answer, Merge, MergeDone, Pong, Query, Request, Start
+from capture.spark.protocol import Answer, Derive, Merge, MergeDone, Pong, Query, Request, Start
 from capture.spark.query import query
 from capture.spark.session import ENCRYPTS
 from capture.stores import open_store
@@ -45,7 +47,7 @@ def main() -> None:
             Driver(spark, answers).serve(requests)
     except Exception as error:
         traceback.print_exc()
-        answers.send_failure(start.id, sentence(error))
+        answers.send_failure(start.id, error)
         sys.exit(1)
 
 
@@ -60,9 +62,11 @@ class Answers:
         """Send the result of the request with this number."""
         self._write(Answer(id=number, ok=True, result=msgspec.Raw(msgspec.json.encode(result))))
 
-    def send_failure(self, number: int, reason: str) -> None:
+    def send_failure(self, number: int, error: Exception) -> None:
         """Report that the request with this number failed, with the reason."""
-        self._write(Answer(id=number, error=reason))
+        of_pipeline = isinstance(error, PipelineError)
+        plan = error.plan if isinstance(error, PipelineError) else ""
+        self._write(Answer(id=number, error=sentence(error), of_pipeline=of_pipeline, plan=plan))
 
     def _write(self, answer: Answer) -> None:
         with self._lock:
@@ -94,9 +98,9 @@ class Driver:
             self._answers.send_result(number, self._result(request))
         except Exception as error:
             self._end_without_jvm()
-            if not isinstance(error, AnalysisException):  # otherwise only the query was wrong
+            if not isinstance(error.__cause__ or error, AnalysisException):  # otherwise only the query was wrong
                 traceback.print_exc()
-            self._answers.send_failure(number, sentence(error))
+            self._answers.send_failure(number, error)
 
     def _end_without_jvm(self) -> None:
         """End if the JVM has ended: the next request then starts both again. Here all further requests would fail."""
@@ -113,6 +117,9 @@ class Driver:
             case Query():
                 self._use_own_pool()
                 return query(self._spark, request)
+            case Derive():
+                self._use_own_pool()
+                return derive(self._spark, request.derivation)
             case _:
                 return _pong(self._spark)
 

@@ -7,6 +7,7 @@ import msgspec
 
 from capture.archive.manifest import Stored
 from capture.maintenance.engine import FileGroup, Merged
+from capture.pipelines.derivation import Derivation
 from capture.spark.options import SparkOptions
 
 DEFAULT_LIMIT = 10_000
@@ -64,7 +65,14 @@ class Query(msgspec.Struct, tag_field="op", tag="query", kw_only=True):
     key_file: str = ""
 
 
-Request = Start | Ping | Merge | Query
+class Derive(msgspec.Struct, tag_field="op", tag="derive", kw_only=True):
+    """Compute a pipeline's run. Answered by `Derived`."""
+
+    id: int = 0
+    derivation: Derivation
+
+
+Request = Start | Ping | Merge | Query | Derive
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +98,14 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The answer to the request with this id: `error` is one sentence, otherwise the result for its kind of request."""
+    """The answer to the request with this id: `error` is one sentence, otherwise the result for its kind of request.
+
+    `of_pipeline` says that the pipeline failed, not Spark; `plan` is then Spark's plan of its query.
+    """
 
     id: int
     ok: bool = False
     error: str = ""
+    of_pipeline: bool = False
+    plan: str = ""
     result: msgspec.Raw = msgspec.Raw(b"null")

@@ -1,0 +1,166 @@
+"""DataFrames of what a pipeline's run reads: messages, rows of other pipelines, and the table's own files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial, reduce
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_type
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from capture.archive.encryption import Keys
+from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import is_open
+from capture.errors import PipelineError
+from capture.formats.envelope import SCHEMA
+from capture.maintenance.merge.inputs import Columns, columns_of
+from capture.maintenance.merge.schema_evolution import read_columns, write_columns
+from capture.pipelines.derivation import Input, OutputFile, Part
+from capture.pipelines.upkeep import SEQUENCE
+from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts
+from capture.spark.frames import load, location, map_in_arrow, with_payload
+from capture.stores import FileStore, open_store
+
+TIME = "time"
+SLICE_BYTES = 16 << 20
+"""About this many bytes of objects are read by one task."""
+
+_DELETES = "(length(payload) = 0 OR headers['KV-Operation'][0] IN ('DEL', 'PURGE') OR {marked})"
+_MARKED = "coalesce(map_contains_key(headers, 'Nats-Marker-Reason'), false)"
+
+
+class Source:
+    """An input of a run as DataFrames, in this session."""
+
+    def __init__(self, scope: SparkSession, name: str, given: Input) -> None:
+        self.name = name
+        self.given = given
+        self._scope = scope
+
+    def new(self) -> DataFrame:
+        """Return the rows that the last committed run did not have, with SEQUENCE and DEAD."""
+        return self._frame(self.given.new)
+
+    def all(self) -> DataFrame:
+        """Return all rows, with SEQUENCE and DEAD."""
+        return self._frame(self.given.all)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        """The typed columns of all objects that the run reads: the same for new messages and for all."""
+        objects = {one.stored.path: one.stored for one in (*self.given.all, *self.given.new)}
+        keys = Keys.load(self.given.key_file)
+        found = asyncio.run(columns_of(open_store(self.given.store), list(objects.values()), keys, self.given.typed))
+        for why in found.failed.values():
+            raise PipelineError(why)
+        return found
+
+    def _frame(self, parts: Sequence[Part]) -> DataFrame:
+        if self.given.columns:
+            return self._rows_of_pipeline(parts)
+        return self._add_columns(self._messages(parts))
+
+    def _messages(self, parts: Sequence[Part]) -> DataFrame:
+        given, columns = self.given, self._columns
+        whole = [one.stored for one in parts if not one.given]
+        some = [one for one in parts if one.given]
+        schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in [*SCHEMA, *columns.run]])
+        frames = []
+        if whole:
+            frames.append(_under(load(self._scope, given.store, whole, columns, key_file=given.key_file), schema))
+        if some:
+            rows = _spread(self._scope, "part", some, sum(one.stored.bytes for one in some))
+            read = partial(read_parts, given.store, write_columns(columns.run), given.key_file)
+            frames.append(map_in_arrow(rows, read, schema))
+        return reduce(DataFrame.union, frames) if frames else self._scope.createDataFrame([], schema)
+
+    def _add_columns(self, messages: DataFrame) -> DataFrame:
+        """Return the messages with the time, their order, whether they delete their key, and the payload's fields."""
+        names = {name.lower() for name in messages.columns}
+        if TIME not in names:
+            messages = messages.withColumn(TIME, F.expr("timestamp_micros(time_ns div 1000)"))
+        deletes = F.coalesce(F.expr(_DELETES.format(marked=_MARKED)), F.lit(False))
+        messages = messages.withColumn(SEQUENCE, F.col("sequence")).withColumn(DEAD, deletes)
+        return with_payload(messages, self.given.payload_schema) if self.given.payload_schema else messages
+
+    def _rows_of_pipeline(self, parts: Sequence[Part]) -> DataFrame:
+        visible = read_columns(self.given.columns)
+        schema = pa.schema([*visible, pa.field(SEQUENCE, pa.int64())])
+        files = [
+            TableFile(path=one.stored.path, sha256=one.stored.sha256, order=one.stored.first)
+            for one in parts
+            if is_open(one.stored.format)
+        ]
+        size = sum(one.stored.bytes for one in parts)
+        return _read(self._scope, self.given.store, files, size, schema).withColumn(DEAD, F.lit(False))
+
+
+def count_new(given: Input) -> int:
+    """Return the number of new rows of an input."""
+    return sum(len(Sequences.from_text(one.given)) if one.given else one.stored.count for one in given.new)
+
+
+def load_table(scope: SparkSession, store_url: str, files: Sequence[OutputFile], schema: StructType) -> DataFrame:
+    """Return the rows of these files of the pipeline's table, with DEAD: whether they are in a file of tombstones."""
+    store = open_store(store_url)
+    fields = [one for one in schema.fields if one.name != DEAD]
+    full = StructType([*fields, StructField(DEAD, BooleanType())])
+    if not isinstance(store, FileStore):
+        named = [TableFile(path=one.path, sha256=one.sha256, dead=one.tombstones) for one in files]
+        arrow = pa.schema([pa.field(one.name, to_arrow(one)) for one in full.fields])
+        return _read(scope, store_url, named, sum(one.bytes for one in files), arrow)
+    frames = []
+    for dead in (False, True):
+        if paths := [location(store, one.path) for one in files if one.tombstones is dead]:
+            reader = scope.read.schema(StructType(fields)).option("recursiveFileLookup", "true")
+            frames.append(reader.parquet(*paths).withColumn(DEAD, F.lit(dead)))
+    return reduce(DataFrame.unionByName, frames) if frames else scope.createDataFrame([], full)
+
+
+def to_arrow(field: StructField) -> pa.DataType:
+    """Return Arrow's type of a column."""
+    return to_arrow_type(field.dataType, timezone="UTC")
+
+
+def size_of(parts: Iterable[Part]) -> int:
+    """Return the bytes of the parts' objects."""
+    return sum(one.stored.bytes for one in parts)
+
+
+def _read(scope: SparkSession, store: str, files: Sequence[TableFile], size: int, schema: pa.Schema) -> DataFrame:
+    kinds = from_arrow_schema(schema)
+    if not files:
+        return scope.createDataFrame([], kinds)
+    return map_in_arrow(_spread(scope, "file", files, size), partial(read_files, store, schema), kinds)
+
+
+def _spread(scope: SparkSession, column: str, items: Sequence[msgspec.Struct], size: int) -> DataFrame:
+    """Return the items, as JSON, in so many partitions that a task reads about SLICE_BYTES."""
+    cores = scope.sparkContext.defaultParallelism
+    slices = min(len(items), max(cores, -(-size // SLICE_BYTES)))
+    packed = [(msgspec.json.encode(_plain(one)).decode(),) for one in items]
+    rows = scope.sparkContext.parallelize(packed, slices)
+    return scope.createDataFrame(rows, f"{column} STRING")
+
+
+def _plain(one: msgspec.Struct) -> msgspec.Struct:
+    """Return a part without the set of its object's sequences, which no reader needs."""
+    if isinstance(one, Part):
+        return msgspec.structs.replace(one, stored=msgspec.structs.replace(one.stored, sequences=b""))
+    return one
+
+
+def _under(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return the rows with all columns of the schema; null where the objects do not have one."""
+    held = set(rows.columns)
+
+    def column(one: StructField) -> Column:
+        value = F.col(f"`{one.name}`") if one.name in held else F.lit(None)
+        return value.cast(one.dataType).alias(one.name)
+
+    return rows.select(*(column(one) for one in schema.fields))

@@ -1,0 +1,324 @@
+"""Computes a pipeline's run on Spark: reads new rows, writes the files that change, and returns facts about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from capture.errors import PipelineError
+from capture.maintenance.merge.schema_evolution import write_columns
+from capture.pipelines.derivation import Cell, Derivation, Derived, OutputFile, Unit
+from capture.pipelines.sql import order_rows
+from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
+from capture.spark.derive_inputs import Source, count_new, load_table, size_of, to_arrow
+from capture.spark.derive_output import conform, mark_violations, quote, table_columns
+from capture.spark.derive_task import DEAD, NEW, UNIT, Fact, Unique, Writing, cell, write_units
+from capture.spark.failure import sentence
+from capture.spark.frames import map_in_arrow
+
+FACTS = StructType([StructField("facts", StringType())])
+PARTITION_BYTES = 32 << 20
+"""About this many bytes of inputs go to one partition of a shuffle."""
+MOST_PARTITIONS = 2000
+BROADCAST_ROWS = 100_000
+"""Up to this many keys are sent to all tasks, instead of sorting the table by its keys."""
+MOST_PLAN = 20_000
+"""Characters of a plan that are kept."""
+
+
+def derive(spark: SparkSession, asked: Derivation) -> Derived:
+    """Carry out a run. PipelineError, whose text names the pipeline, for any fault while Spark itself works."""
+    run = _Run(spark.newSession(), asked)
+    try:
+        return run.carry_out()
+    except Exception as error:
+        raise PipelineError(f"pipeline {asked.pipeline}: {sentence(error)}", run.plan) from error
+    finally:
+        run.forget()
+
+
+class _Run:
+    """One run of a pipeline, in a session of its own, which has the names of its inputs."""
+
+    def __init__(self, scope: SparkSession, asked: Derivation) -> None:
+        self.plan = ""
+        self._scope = scope
+        self._asked = asked
+        self._sources = {name: Source(scope, name, one) for name, one in asked.inputs.items()}
+        self._identity = asked.key or list(asked.groups)
+        self._persisted: list[DataFrame] = []
+        self._size_shuffles()
+
+    def forget(self) -> None:
+        """Free what was kept for the run."""
+        for one in self._persisted:
+            one.unpersist()
+
+    def carry_out(self) -> Derived:
+        """Write the run's files; return facts about them."""
+        asked = self._asked
+        rows_in = sum(count_new(one) for one in asked.inputs.values())
+        if not rows_in and asked.columns and asked.upkeep is not Upkeep.WHOLE:
+            return Derived(columns=asked.columns)
+        match asked.upkeep:
+            case Upkeep.ROWS:
+                done = self._upsert_rows() if asked.key else self._append()
+            case Upkeep.MERGE:
+                done = self._merge()
+            case Upkeep.GROUPS:
+                done = self._compute_groups()
+            case _:
+                done = self._compute_all()
+        return msgspec.structs.replace(done, rows_in=rows_in)
+
+    def _size_shuffles(self) -> None:
+        asked, conf = self._asked, self._scope.conf
+        size = sum(size_of((*one.new, *one.all)) for one in asked.inputs.values())
+        size += sum(one.bytes for one in asked.files)
+        cores = self._scope.sparkContext.defaultParallelism
+        self._partitions = min(MOST_PARTITIONS, max(cores, -(-size // PARTITION_BYTES)))
+        conf.set("spark.sql.shuffle.partitions", str(self._partitions))
+        conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "10000")  # no job that only lists files
+
+    # --- the four upkeeps
+
+    def _append(self) -> Derived:
+        return self._write(self._query(self._asked.sql, self._new()), gone=[])
+
+    def _upsert_rows(self) -> Derived:
+        change = self._query(order_rows(self._asked.sql), self._new())
+        columns = self._columns_of(change.schema)
+        hidden = [SEQUENCE, DEAD]
+        if DEAD not in change.columns:
+            change = change.withColumn(DEAD, F.lit(False))
+        change = self._keep(self._with_unit(conform(change, columns, hidden)))
+        old = self._find_touched(change)
+        change = change.withColumn(NEW, F.lit(True))
+        if old:
+            schema = _spark_schema([*columns, pa.field(SEQUENCE, pa.int64())])
+            table = load_table(self._scope, self._asked.store, old, schema)
+            table = self._with_unit(table).withColumn(NEW, F.lit(False))
+            change = change.unionByName(table)
+        return self._write(change, gone=[one.path for one in old], columns=columns, hidden=[SEQUENCE], unique="last")
+
+    def _merge(self) -> Derived:
+        asked, scope, merging = self._asked, self._scope, self._asked.merging
+        assert merging is not None
+        new = self._new()
+        change = self._keep(self._with_unit(self._query(merging.partial, new)))
+        columns = self._columns_of(scope.sql(asked.sql).schema)
+        old = self._find_touched(change)
+        kinds = StructType([one for one in change.schema.fields if one.name != UNIT])
+        states = change.select(*map(quote, kinds.names))
+        if old:
+            table = load_table(scope, asked.store, old, kinds)
+            states = states.unionByName(table.select(*map(quote, kinds.names)))
+        states.createOrReplaceTempView("__states")
+        merged = scope.sql(merging.merged)
+        cast = merged.select(*(F.col(quote(one.name)).cast(one.dataType).alias(one.name) for one in kinds.fields))
+        cast.createOrReplaceTempView("__merged")
+        rows = conform(scope.sql(merging.final_with_states), columns, merging.states)
+        if asked.expect:
+            rows = self._with_new(rows, change).withColumn(DEAD, F.lit(False))
+        return self._write(
+            self._with_unit(rows), gone=[one.path for one in old], columns=columns, hidden=merging.states, states=True
+        )
+
+    def _compute_groups(self) -> Derived:
+        asked = self._asked
+        [(name, source)] = self._sources.items()
+        touched = self._query(f"SELECT DISTINCT {_list(asked.groups)} FROM {quote(name)}", {name: source.new()})
+        everything = source.all()
+        keyed = self._query(f"SELECT *, {_list(asked.groups, HIDDEN)} FROM {quote(name)}", {name: everything})
+        result = self._query(asked.sql, {name: everything})
+        columns = self._columns_of(result.schema)
+        kinds = {one.name: one.dataType for one in _spark_schema(columns).fields}
+        touched = self._keep(self._with_unit(
+            touched.select(*(F.col(quote(one)).cast(kinds[one]).alias(one) for one in asked.groups))
+        ))  # fmt: skip
+        old = self._find_touched(touched)
+        few = F.broadcast(touched) if self._count <= BROADCAST_ROWS else touched
+        on = [keyed[f"{HIDDEN}{one}"].eqNullSafe(few[one]) for one in asked.groups]
+        some = keyed.join(few, on, "left_semi").select(*map(quote, everything.columns))
+        rows = conform(self._query(asked.sql, {name: some}), columns, [])
+        if old:
+            table = load_table(self._scope, asked.store, old, _spark_schema(columns)).drop(DEAD)
+            same = [table[one].eqNullSafe(few[one]) for one in asked.groups]
+            kept = table.join(few, same, "left_anti")
+            rows = rows.withColumn(NEW, F.lit(True)).unionByName(kept.withColumn(NEW, F.lit(False)))
+        else:
+            rows = rows.withColumn(NEW, F.lit(True))
+        gone = [one.path for one in old]
+        return self._write(self._with_unit(rows), gone=gone, columns=columns, unique="once")
+
+    def _compute_all(self) -> Derived:
+        rows = self._query(self._asked.sql, {name: one.all() for name, one in self._sources.items()})
+        unique: Unique = "once" if self._asked.key else ""
+        return self._write(rows, gone=[one.path for one in self._asked.files], unique=unique)
+
+    # --- parts of them
+
+    def _new(self) -> dict[str, DataFrame]:
+        return {name: one.new() for name, one in self._sources.items()}
+
+    def _query(self, sql: str, frames: Mapping[str, DataFrame]) -> DataFrame:
+        for name, one in frames.items():
+            one.createOrReplaceTempView(quote(name))
+        return self._scope.sql(sql)
+
+    def _columns_of(self, result: StructType) -> pa.Schema:
+        return table_columns(result, self._asked.columns, self._asked.key, self._asked.partition)
+
+    def _keep(self, rows: DataFrame) -> DataFrame:
+        self._persisted.append(rows.persist())
+        return rows
+
+    def _with_unit(self, rows: DataFrame) -> DataFrame:
+        bucket: Column = F.lit(0)
+        if self._identity:
+            hashed = F.hash(*(F.col(quote(one)) for one in self._identity))
+            bucket = F.pmod(hashed, F.lit(self._asked.buckets))
+        return rows.withColumn(UNIT, bucket.cast("int"))
+
+    def _with_new(self, rows: DataFrame, change: DataFrame) -> DataFrame:
+        """Return rows with NEW: whether the change has their key."""
+        keys = change.select(*(F.col(quote(one)).alias(f"{HIDDEN}key{at}") for at, one in enumerate(self._identity)))
+        keys = keys.withColumn(NEW, F.lit(True))
+        on = [rows[one].eqNullSafe(keys[f"{HIDDEN}key{at}"]) for at, one in enumerate(self._identity)]
+        joined = rows.join(keys, on, "left").drop(*(one for one in keys.columns if one != NEW))
+        return joined.withColumn(NEW, F.coalesce(F.col(NEW), F.lit(False)))
+
+    def _find_touched(self, change: DataFrame) -> list[OutputFile]:
+        """Return the table's files of the units that the change is in. PipelineError if a key is null."""
+        asked = self._asked
+        by = [*asked.partition, UNIT]
+        key = [F.col(quote(one)) for one in asked.key]
+        is_null = F.lit(False)
+        for one in key:
+            is_null = is_null | one.isNull()
+        sample = F.struct(*key, *([F.col(SEQUENCE)] if SEQUENCE in change.columns else []))
+        null = F.first(F.when(is_null, F.to_json(sample, {"ignoreNullFields": "false"})), ignorenulls=True)
+        found = change.groupBy(*map(quote, by)).agg(F.count("*").alias("__n"), null.alias("__null"))
+        rows = found.collect()
+        for row in rows:
+            if row["__null"] is not None:
+                raise PipelineError(_describe_null(asked.key, msgspec.json.decode(row["__null"], type=dict)))
+        self._count = sum(row["__n"] for row in rows)
+        kinds = {one.name: one.dataType for one in change.schema.fields}
+        units = {
+            Unit(partition=[_cell(row[one], kinds[one]) for one in asked.partition], bucket=row[UNIT]).to_text()
+            for row in rows
+        }
+        return [one for one in asked.files if one.unit.to_text() in units]
+
+    # --- output
+
+    def _write(
+        self,
+        rows: DataFrame,
+        *,
+        gone: list[str],
+        columns: pa.Schema | None = None,
+        hidden: Sequence[str] = (),
+        unique: Unique = "",
+        states: bool = False,
+    ) -> Derived:
+        asked = self._asked
+        if columns is None:
+            columns = self._columns_of(rows.schema)
+            rows = self._with_unit(conform(rows, columns, []))
+        kinds = {one.name: one for one in rows.schema.fields}
+        files = pa.schema([*columns, *(pa.field(one, to_arrow(kinds[one])) for one in hidden)])
+        rows = mark_violations(rows, asked.expect, columns.names)
+        writing = Writing(
+            store=asked.store,
+            folder=asked.folder,
+            columns=files,
+            partition=asked.partition,
+            key=self._identity,
+            unique=unique,
+            conditions=asked.expect,
+            on_violation=asked.on_violation,
+            keeps_state=states and bool(asked.expect),
+        )
+        wrote = map_in_arrow(self._arrange(rows, unique), partial(write_units, writing), FACTS)
+        try:
+            facts = [msgspec.json.decode(one["facts"], type=Fact) for one in wrote.collect()]
+        finally:
+            self.plan = self._explain(wrote)
+        return self._conclude(facts, gone, columns, writing)
+
+    def _arrange(self, rows: DataFrame, unique: Unique) -> DataFrame:
+        """Return the rows so that those of a unit follow each other, sorted by key."""
+        by = [*self._asked.partition, UNIT]
+        if not self._identity and not self._asked.partition:
+            return rows.coalesce(self._partitions)
+        order = [F.col(quote(one)) for one in (*by, *self._identity)]
+        if unique == "last":
+            order += [F.col(SEQUENCE).desc(), F.col(NEW).desc()]
+        return rows.repartition(*map(quote, by)).sortWithinPartitions(*order)
+
+    def _explain(self, rows: DataFrame) -> str:
+        try:
+            jvm = self._scope.sparkContext._jvm
+            assert jvm is not None
+            said = jvm.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted")
+            return str(said)[:MOST_PLAN]
+        except Exception:  # it is only for people
+            return ""
+
+    def _conclude(self, facts: Sequence[Fact], gone: list[str], columns: pa.Schema, writing: Writing) -> Derived:
+        for one in facts:
+            if one.error:
+                raise PipelineError(one.error)
+        violations: dict[str, int] = {}
+        for one in facts:
+            for number, count in one.violations.items():
+                text = self._asked.expect[number]
+                violations[text] = violations.get(text, 0) + count
+        if violations and self._asked.on_violation == "fail":
+            said = ", ".join(f"{text!r}: {count:,}" for text, count in violations.items())
+            example = next(one.example for one in facts if one.example)
+            raise PipelineError(f"rows do not meet its conditions ({said}), for example: {example}")
+        came = [one.file for one in facts if one.file and not one.quarantined]
+        quarantined = [one.file for one in facts if one.file and one.quarantined]
+        return Derived(
+            came=came,
+            gone=gone,
+            columns=write_columns(columns),
+            rows_out=sum(one.rows for one in came if not one.tombstones),
+            violations=violations,
+            quarantined=quarantined,
+            quarantine_columns=write_columns(writing.quarantine_columns) if quarantined else "",
+            plan=self.plan,
+        )
+
+
+def _spark_schema(fields: Sequence[pa.Field] | pa.Schema) -> StructType:
+    return StructType([StructField(one.name, from_arrow_type(one.type)) for one in fields])
+
+
+def _cell(value: object, kind: object) -> Cell:
+    """Return a collected value of a partition's column as its records have it: Spark's own times are UTC."""
+    if isinstance(kind, TimestampType) and isinstance(value, datetime):
+        value = value.replace(tzinfo=UTC)
+    return cell(value)
+
+
+def _describe_null(key: Sequence[str], values: Mapping[str, object]) -> str:
+    null = next(one for one in key if values.get(one) is None)
+    said = ", ".join(f"{name} = {value}" for name, value in values.items() if value is not None)
+    found = f" (for example where {said})" if said else ""
+    return f"{null}, of its key, is null in a row{found}: leave such rows out by WHERE"
+
+
+def _list(groups: Mapping[str, str], prefix: str = "") -> str:
+    return ", ".join(f"{text} AS {quote(prefix + name)}" for name, text in groups.items())
