@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         WriterError as WriterError,
     )
     from capture.node.node import Node as Node
+    from capture.pipelines.derivation import PipelineRun as PipelineRun
     from capture.reading.read import read as read, read_batches as read_batches
     from capture.restoring.restore import restore as restore
 else:  # the same names, each imported when it is first used (PEP 562)
@@ -58,6 +59,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             StoreUnreadableError WriterError
         """,
         "capture.node.node": "Node",
+        "capture.pipelines.derivation": "PipelineRun",
         "capture.reading.read": "read read_batches",
         "capture.restoring.restore": "restore",
     }

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from capture.archive.manifest import Stored
+from capture.errors import PipelineError
 from capture.pipelines.upkeep import Merging, Upkeep
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Cell = str | int | float | bool | None
 """A value of a partition column, as JSON has it: dates and times are ISO 8601 texts, decimals texts."""
@@ -127,6 +132,42 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: list[OutputFile] = []
     quarantine_columns: str = ""
     plan: str = ""
+
+
+class Rows(Protocol):
+    """An input as DataFrames."""
+
+    def new(self) -> DataFrame:
+        """Return the rows that the last committed run did not have."""
+        ...
+
+    def all(self) -> DataFrame:
+        """Return all rows."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """A run, for a pipeline's function: `function(spark, inputs: dict[str, DataFrame], run: PipelineRun)`.
+
+    It returns a DataFrame. The inputs have the rows that the last committed run did not have; if `everything`, all of
+    them. Their hidden column `__sequence` is the order of rows: a result with a key may have it, too; otherwise rows
+    of this run replace others.
+    """
+
+    pipeline: str
+    number: int
+    everything: bool
+    _inputs: Mapping[str, Rows] = field(default_factory=dict, repr=False)
+
+    def all(self, name: str) -> DataFrame:
+        """Return all rows of an input, which are read only if they are used. PipelineError if there is no such input.
+
+        The rows are only there if the run was asked to give them: in mode "replace", and where a pipeline says so.
+        """
+        if name not in self._inputs:
+            raise PipelineError(f"it has no input {name!r}: they are {', '.join(self._inputs)}")
+        return self._inputs[name].all()
 
 
 class Deriver(Protocol):

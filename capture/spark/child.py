@@ -203,5 +203,7 @@ def _first_words(log: Path, begins: int) -> str:
 
 def _environment(scratch: Path, also: Iterable[str]) -> dict[str, str]:
     importable = str(Path(__file__).resolve().parents[2])
-    python_path = os.pathsep.join([importable, *filter(None, [os.environ.get("PYTHONPATH")])])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [str(Path(one).absolute()) for one in given if one]  # Spark's workers have another current folder
+    python_path = os.pathsep.join([importable, *folders])
     return {**select_needed(os.environ, also), "PYTHONPATH": python_path, "TMPDIR": str(scratch)}

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_type
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from capture.archive.encryption import Keys
+from capture.archive.encryption import ENDING, Keys
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
 from capture.errors import PipelineError
@@ -30,24 +30,27 @@ TIME = "time"
 SLICE_BYTES = 16 << 20
 """About this many bytes of objects are read by one task."""
 
-_DELETES = "(length(payload) = 0 OR headers['KV-Operation'][0] IN ('DEL', 'PURGE') OR {marked})"
-_MARKED = "coalesce(map_contains_key(headers, 'Nats-Marker-Reason'), false)"
+_DELETES = """
+length(payload) = 0 OR coalesce(get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE'), false)
+OR coalesce(map_contains_key(headers, 'Nats-Marker-Reason'), false)
+"""
+"""Whether a message deletes its key: a key of a bucket that was deleted or purged, or a marker of the server."""
 
 
 class Source:
     """An input of a run as DataFrames, in this session."""
 
-    def __init__(self, scope: SparkSession, name: str, given: Input) -> None:
-        self.name = name
+    def __init__(self, scope: SparkSession, given: Input, *, latest: bool = False) -> None:
         self.given = given
         self._scope = scope
+        self._latest = latest
 
     def new(self) -> DataFrame:
-        """Return the rows that the last committed run did not have, with SEQUENCE and DEAD."""
+        """Return the rows that the last committed run did not have, with SEQUENCE; of kind "latest" also with DEAD."""
         return self._frame(self.given.new)
 
     def all(self) -> DataFrame:
-        """Return all rows, with SEQUENCE and DEAD."""
+        """Return all rows, as `new`."""
         return self._frame(self.given.all)
 
     @cached_property
@@ -84,8 +87,9 @@ class Source:
         names = {name.lower() for name in messages.columns}
         if TIME not in names:
             messages = messages.withColumn(TIME, F.expr("timestamp_micros(time_ns div 1000)"))
-        deletes = F.coalesce(F.expr(_DELETES.format(marked=_MARKED)), F.lit(False))
-        messages = messages.withColumn(SEQUENCE, F.col("sequence")).withColumn(DEAD, deletes)
+        messages = messages.withColumn(SEQUENCE, F.col("sequence"))
+        if self._latest:
+            messages = messages.withColumn(DEAD, F.coalesce(F.expr(_DELETES), F.lit(False)))
         return with_payload(messages, self.given.payload_schema) if self.given.payload_schema else messages
 
     def _rows_of_pipeline(self, parts: Sequence[Part]) -> DataFrame:
@@ -97,7 +101,8 @@ class Source:
             if is_open(one.stored.format)
         ]
         size = sum(one.stored.bytes for one in parts)
-        return _read(self._scope, self.given.store, files, size, schema).withColumn(DEAD, F.lit(False))
+        rows = _read(self._scope, self.given.store, files, size, schema)
+        return rows.withColumn(DEAD, F.lit(False)) if self._latest else rows
 
 
 def count_new(given: Input) -> int:
@@ -125,6 +130,12 @@ def load_table(scope: SparkSession, store_url: str, files: Sequence[OutputFile],
 def to_arrow(field: StructField) -> pa.DataType:
     """Return Arrow's type of a column."""
     return to_arrow_type(field.dataType, timezone="UTC")
+
+
+def find_encrypted(given: Input) -> str:
+    """Return the path of an object that is encrypted; "" if none is."""
+    objects = (one.stored for one in (*given.new, *given.all))
+    return next((one.path for one in objects if ENDING in one.format.split(".")[1:]), "")
 
 
 def size_of(parts: Iterable[Part]) -> int:

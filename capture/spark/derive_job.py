@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
@@ -18,9 +19,10 @@ from capture.maintenance.merge.schema_evolution import write_columns
 from capture.pipelines.derivation import Cell, Derivation, Derived, OutputFile, Unit
 from capture.pipelines.sql import order_rows
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
-from capture.spark.derive_inputs import Source, count_new, load_table, size_of, to_arrow
+from capture.spark.derive_function import call, describe_fault
+from capture.spark.derive_inputs import Source, count_new, find_encrypted, load_table, size_of, to_arrow
 from capture.spark.derive_output import conform, mark_violations, quote, table_columns
-from capture.spark.derive_task import DEAD, NEW, UNIT, Fact, Unique, Writing, cell, write_units
+from capture.spark.derive_task import DEAD, NEW, REASON, UNIT, Fact, Unique, Writing, cell, write_units
 from capture.spark.failure import sentence
 from capture.spark.frames import map_in_arrow
 
@@ -40,7 +42,8 @@ def derive(spark: SparkSession, asked: Derivation) -> Derived:
     try:
         return run.carry_out()
     except Exception as error:
-        raise PipelineError(f"pipeline {asked.pipeline}: {sentence(error)}", run.plan) from error
+        said = describe_fault(error) if asked.python and isinstance(error, PySparkException) else sentence(error)
+        raise PipelineError(f"pipeline {asked.pipeline}: {said}", run.plan) from error
     finally:
         run.forget()
 
@@ -52,7 +55,7 @@ class _Run:
         self.plan = ""
         self._scope = scope
         self._asked = asked
-        self._sources = {name: Source(scope, name, one) for name, one in asked.inputs.items()}
+        self._sources = {name: Source(scope, one, latest=bool(asked.latest)) for name, one in asked.inputs.items()}
         self._identity = asked.key or list(asked.groups)
         self._persisted: list[DataFrame] = []
         self._size_shuffles()
@@ -65,12 +68,16 @@ class _Run:
     def carry_out(self) -> Derived:
         """Write the run's files; return facts about them."""
         asked = self._asked
+        if path := next(filter(None, map(find_encrypted, asked.inputs.values())), ""):
+            raise PipelineError(f"it reads {path}, which is encrypted, and its table would not be")
         rows_in = sum(count_new(one) for one in asked.inputs.values())
         if not rows_in and asked.columns and asked.upkeep is not Upkeep.WHOLE:
             return Derived(columns=asked.columns)
         match asked.upkeep:
+            case Upkeep.ROWS if not asked.key:
+                done = self._write(self._compute(asked.sql, new=True), gone=[])
             case Upkeep.ROWS:
-                done = self._upsert_rows() if asked.key else self._append()
+                done = self._upsert(self._find_latest() if asked.latest else self._compute_upserts())
             case Upkeep.MERGE:
                 done = self._merge()
             case Upkeep.GROUPS:
@@ -90,30 +97,44 @@ class _Run:
 
     # --- the four upkeeps
 
-    def _append(self) -> Derived:
-        return self._write(self._query(self._asked.sql, self._new()), gone=[])
+    def _compute(self, sql: str, *, new: bool) -> DataFrame:
+        """Return what the query, or the user's function, makes of the new rows or of all."""
+        if self._asked.python:
+            return call(self._asked, self._scope, self._sources, new=new)
+        return self._query(sql, {name: one.new() if new else one.all() for name, one in self._sources.items()})
 
-    def _upsert_rows(self) -> Derived:
-        change = self._query(order_rows(self._asked.sql), self._new())
+    def _compute_upserts(self) -> DataFrame:
+        """Return the rows of new messages, with their order. Those of a function may have it; the last run is last."""
+        if not self._asked.python:
+            return self._compute(order_rows(self._asked.sql), new=True).withColumn(DEAD, F.lit(False))
+        rows = self._compute("", new=True)
+        order = F.col(SEQUENCE) if SEQUENCE in rows.columns else F.lit(self._asked.number)
+        return rows.withColumn(SEQUENCE, order.cast("long")).withColumn(DEAD, F.lit(False))
+
+    def _find_latest(self) -> DataFrame:
+        """Return the new messages with their key first. A message that deletes no known key is left out."""
+        [source], [key] = self._sources.values(), self._asked.key
+        messages = source.new()
+        others = [F.col(quote(one)) for one in messages.columns if one.lower() != key.lower()]
+        rows = messages.select(F.expr(self._asked.latest).alias(key), *others)
+        return rows.where(F.col(quote(key)).isNotNull() | ~F.col(DEAD))
+
+    def _upsert(self, change: DataFrame) -> Derived:
+        """Write the rows that are now the last with their key, among these and those of the table."""
         columns = self._columns_of(change.schema)
-        hidden = [SEQUENCE, DEAD]
-        if DEAD not in change.columns:
-            change = change.withColumn(DEAD, F.lit(False))
-        change = self._keep(self._with_unit(conform(change, columns, hidden)))
+        change = self._keep(self._with_unit(conform(change, columns, [SEQUENCE, DEAD])))
         old = self._find_touched(change)
-        change = change.withColumn(NEW, F.lit(True))
+        rows = change.withColumn(NEW, F.lit(True))
         if old:
             schema = _spark_schema([*columns, pa.field(SEQUENCE, pa.int64())])
             table = load_table(self._scope, self._asked.store, old, schema)
-            table = self._with_unit(table).withColumn(NEW, F.lit(False))
-            change = change.unionByName(table)
-        return self._write(change, gone=[one.path for one in old], columns=columns, hidden=[SEQUENCE], unique="last")
+            rows = rows.unionByName(self._with_unit(table).withColumn(NEW, F.lit(False)))
+        return self._write(rows, gone=[one.path for one in old], columns=columns, hidden=[SEQUENCE], unique="last")
 
     def _merge(self) -> Derived:
         asked, scope, merging = self._asked, self._scope, self._asked.merging
         assert merging is not None
-        new = self._new()
-        change = self._keep(self._with_unit(self._query(merging.partial, new)))
+        change = self._keep(self._with_unit(self._compute(merging.partial, new=True)))
         columns = self._columns_of(scope.sql(asked.sql).schema)
         old = self._find_touched(change)
         kinds = StructType([one for one in change.schema.fields if one.name != UNIT])
@@ -160,14 +181,11 @@ class _Run:
         return self._write(self._with_unit(rows), gone=gone, columns=columns, unique="once")
 
     def _compute_all(self) -> Derived:
-        rows = self._query(self._asked.sql, {name: one.all() for name, one in self._sources.items()})
+        rows = self._compute(self._asked.sql, new=False)
         unique: Unique = "once" if self._asked.key else ""
         return self._write(rows, gone=[one.path for one in self._asked.files], unique=unique)
 
     # --- parts of them
-
-    def _new(self) -> dict[str, DataFrame]:
-        return {name: one.new() for name, one in self._sources.items()}
 
     def _query(self, sql: str, frames: Mapping[str, DataFrame]) -> DataFrame:
         for name, one in frames.items():
@@ -237,7 +255,11 @@ class _Run:
             rows = self._with_unit(conform(rows, columns, []))
         kinds = {one.name: one for one in rows.schema.fields}
         files = pa.schema([*columns, *(pa.field(one, to_arrow(kinds[one])) for one in hidden)])
-        rows = mark_violations(rows, asked.expect, columns.names)
+        if asked.on_violation == "quarantine" and asked.expect and REASON in (one.lower() for one in columns.names):
+            raise PipelineError(
+                f"its column {REASON} has the name of the one that a quarantine adds: rename it with AS"
+            )
+        rows = mark_violations(rows, asked.expect, checked=F.col(NEW) & ~F.col(DEAD) if unique == "last" else None)
         writing = Writing(
             store=asked.store,
             folder=asked.folder,

@@ -14,7 +14,7 @@ from pyspark.sql.types import BooleanType, DataType, StructField, StructType
 from capture.errors import PipelineError
 from capture.maintenance.merge.schema_evolution import adapt, evolve, find_column, read_columns
 from capture.pipelines.upkeep import HIDDEN
-from capture.spark.derive_task import REASON, VIOLATED
+from capture.spark.derive_task import VIOLATED
 from capture.spark.failure import sentence
 
 _NOT_PARTITION = (pa.types.is_nested, pa.types.is_floating, pa.types.is_binary)
@@ -130,12 +130,13 @@ def fit(value: Column, kind: DataType, wanted: DataType) -> Column:
     return value if kind == wanted else value.cast(wanted)
 
 
-def mark_violations(rows: DataFrame, conditions: Sequence[str], visible: Sequence[str]) -> DataFrame:
-    """Return the rows with VIOLATED: the numbers of the conditions that are false, as for SQL's CHECK: null passes."""
+def mark_violations(rows: DataFrame, conditions: Sequence[str], checked: Column | None = None) -> DataFrame:
+    """Return the rows with VIOLATED: the numbers of the conditions that are false, as for SQL's CHECK: null passes.
+
+    Only `checked` rows are looked at, if that is given. PipelineError if a condition is not one of these rows.
+    """
     if not conditions:
         return rows
-    if REASON in {name.lower() for name in visible}:
-        raise PipelineError(f"its column {REASON} has the name of the one that a quarantine adds: rename it with AS")
     found = []
     for number, text in enumerate(conditions):
         try:
@@ -145,7 +146,8 @@ def mark_violations(rows: DataFrame, conditions: Sequence[str], visible: Sequenc
         if not isinstance(kind, BooleanType):
             raise PipelineError(f"its condition {text!r} is not true or false but {kind.simpleString()}")
         found.append(F.when(~F.expr(text), F.lit(number)))
-    return rows.withColumn(VIOLATED, F.array_compact(F.array(*found)))
+    violated = F.array_compact(F.array(*found))
+    return rows.withColumn(VIOLATED, violated if checked is None else F.when(checked, violated))
 
 
 def quote(name: str) -> str:

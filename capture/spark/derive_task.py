@@ -251,7 +251,7 @@ class _Task:
         """Count the rows that do not meet a condition; return those that are written."""
         writing = self._writing
         found = rows.column(VIOLATED)
-        violates = pc.fill_null(pc.greater(pc.list_value_length(found), 0), False)
+        violates = pc.fill_null(pc.greater(pc.list_value_length(found), 0), False)  # null: it was not checked
         bad = rows.filter(violates)
         if not len(bad):
             return rows

@@ -103,11 +103,14 @@ class Driver:
             self._answers.send_failure(number, error)
 
     def _end_without_jvm(self) -> None:
-        """End if the JVM has ended: the next request then starts both again. Here all further requests would fail."""
+        """End if the JVM or its session has ended: the next request starts both again. Here all others would fail."""
         try:
             _pong(self._spark)
         except Exception:
             print("Spark's JVM has ended: it was killed, or had no memory left", file=sys.stderr, flush=True)
+            os._exit(1)
+        if self._spark.sparkContext._jsc is None:
+            print("a pipeline's function has stopped Spark's session", file=sys.stderr, flush=True)
             os._exit(1)
 
     def _result(self, request: Request) -> msgspec.Struct:
