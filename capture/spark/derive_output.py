@@ -25,7 +25,9 @@ def table_columns(result: StructType, before: str, key: Sequence[str], partition
 
     PipelineError if a name is there twice, a type can't be stored, or a column's type does not fit the table's.
     """
+    table = read_columns(before)
     found = [_field(one) for one in result.fields if not one.name.startswith(HIDDEN)]
+    found = [one.with_name(find_column(one.name, table.names)) for one in found]
     names = [one.name.lower() for one in found]
     if twice := [one.name for one in found if names.count(one.name.lower()) > 1]:
         raise PipelineError(f"its result has the column {twice[0]} twice (case is ignored): rename one with AS")
@@ -37,16 +39,15 @@ def table_columns(result: StructType, before: str, key: Sequence[str], partition
             raise PipelineError(f"its key {one.name} is {_say(one.type)}: use a number, a text, a date or a time")
         if one.name in partition and any(is_unfit(one.type) for is_unfit in _NOT_PARTITION):
             raise PipelineError(f"its partition {one.name} is {_say(one.type)}: use a whole number, a text or a date")
-    return _evolve(read_columns(before), pa.schema(found), {*key, *partition})
+    return _evolve(table, pa.schema(found), {*key, *partition})
 
 
 def _evolve(table: pa.Schema, found: pa.Schema, fixed: set[str]) -> pa.Schema:
     if not len(table):
         return found
-    named = pa.schema([one.with_name(find_column(one.name, table.names)) for one in found])
-    evolved = evolve(table, [named])
-    kept = [one for one in evolved if one.name in table.names or one.name in named.names]
-    for one in named:
+    evolved = evolve(table, [found])
+    kept = [one for one in evolved if one.name in table.names or one.name in found.names]
+    for one in found:
         if one.name not in table.names:
             continue
         before, after = table.field(one.name).type, evolved.field(one.name).type
@@ -141,6 +142,8 @@ def mark_violations(rows: DataFrame, conditions: Sequence[str], checked: Column 
     for number, text in enumerate(conditions):
         try:
             kind = rows.select(F.expr(text)).schema.fields[0].dataType
+            if isinstance(kind, BooleanType):
+                _ = rows.where(F.expr(text)).schema  # refuses aggregates
         except (AnalysisException, ParseException) as error:
             raise PipelineError(f"its condition {text!r} can't be checked: {sentence(error)}") from None
         if not isinstance(kind, BooleanType):

@@ -191,6 +191,8 @@ class _Task:
             rows = self._check_conditions(rows)
         if writing.unique and len(rows):
             rows = self._choose(rows)
+        if not len(rows):
+            return
         edges = _starts([rows.column(name) for name in (*writing.partition, UNIT)])
         for first, after in zip(edges, [*edges[1:], len(rows)], strict=True):
             *values, bucket = [rows.column(name)[first].as_py() for name in (*writing.partition, UNIT)]
