@@ -17,6 +17,7 @@ import typer
 from capture.archive.stored_formats import FORMATS
 from capture.cli import settings
 from capture.config.settings import CaptureConfig, Logging
+from capture.config.streams import each
 from capture.errors import CaptureError, ConfigError
 from capture.node.node import Node, life
 from capture.node.nodes import Several
@@ -95,11 +96,12 @@ def run(
         **_log_flags(invoked),
     }
 
-    def load() -> list[CaptureConfig]:
-        return settings.archives(config, flags, nats, pipelines=True)
+    def load() -> CaptureConfig:
+        return settings.with_pipelines(config, flags, nats)
 
     wanted = load()
-    _configure_log(wanted[0].logging)
+    each(wanted)  # checks the streams
+    _configure_log(wanted.logging)
 
     def on_reload(changed: CaptureConfig) -> None:
         _configure_log(changed.logging)
@@ -116,10 +118,10 @@ def run(
     elif metrics_cert or metrics_key or metrics_token_file or metrics_allow_host:
         raise ConfigError("--metrics-cert, -key, -token-file and -allow-host need --metrics")
     node: Node | Several
-    if len(wanted) > 1:
+    if wanted.streams:
         node = Several(wanted, load=load, on_reload=on_reload)
     else:
-        node = Node(wanted[0], load=lambda: load()[0], on_reload=on_reload)
+        node = Node(wanted, load=load, on_reload=on_reload)
     last = _LastResort()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

@@ -48,11 +48,9 @@ def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
     return {"public_key_file": public_key and str(public_key), "encrypted_only": encrypted_only or None}
 
 
-def archives(
-    config: Path | None, flags: dict[str, Any], nats: dict[str, Any], *, pipelines: bool = False
-) -> list[CaptureConfig]:
-    """Return the configuration of each stream to capture. Raises ConfigError; with `pipelines` also for their SQL."""
-    return each(_load(config, flags, nats, ("stream", "store"), pipelines=pipelines))
+def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:
+    """Return the configuration of each stream. Raises ConfigError."""
+    return each(_load(config, flags, nats, ("stream", "store")))
 
 
 def with_pipelines(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> CaptureConfig:

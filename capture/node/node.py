@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,10 @@ from capture.ingest.layout import layout
 from capture.ingest.pipeline import InFlight, capture
 from capture.ingest.source import Source, stream_info
 from capture.ingest.startup import Start
+from capture.node.campaign import campaign
 from capture.node.leader_tasks import Duty
 from capture.node.moved_store import check_not_moved
+from capture.node.pipeline_keeper import PipelineKeeper
 from capture.node.shutdown import Stopping, reloading
 from capture.node.status.backlog import read_backlog, summarise
 from capture.partitioners import UNDECODABLE, partitioner
@@ -42,7 +44,7 @@ from capture.spark import unavailable
 from capture.stores import Store, open_store
 from capture.stores.open import explain_unopenable
 from capture.stores.own_store import guard
-from natty import Batch, Election, Natty, NattyError, Term, UnsupportedError
+from natty import Batch, Natty, NattyError
 from natty.config.units import write_count
 from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
@@ -57,7 +59,6 @@ life = logging.getLogger("capture.run")
 
 TROUBLE_LASTS = 60.0  # seconds from the time when a block that was not stored could be stored again
 REPORT_WITHIN = 2.0  # seconds that the server has to report what is acknowledged, at a stop with a failing store
-RETRY_DUTY = 5.0  # seconds before a candidate whose task or campaign failed campaigns again
 RELOAD = {"action": "reload"}
 
 
@@ -99,6 +100,7 @@ class Node:
         self._layout = layout(config.layout)
         self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
+        self._keeper: PipelineKeeper | None = None
         self._completions: Hook | None = None  # calls the user's hook
         self._settled = 0  # messages that were stored or handed back
         self._unstored = 0  # the other messages that were read before the stop
@@ -193,6 +195,7 @@ class Node:
                 for text in (
                     *filter(None, [self.store_trouble]),
                     *(self._duty.failing.values() if self._duty else ()),
+                    *(self._keeper.failing.values() if self._keeper else ()),
                     *self._describe_refusals(),
                 )
             ],
@@ -323,6 +326,8 @@ class Node:
         self._blocks.change(change.config.block_limits())
         if self._duty:
             self._duty.config = change.config
+        if self._keeper:
+            self._keeper.config = change.config
         if self._on_reload:
             self._on_reload(change.config)
         log.info("%s reloaded: %s", self.name, ", ".join(change.changed) or "nothing to change", extra=RELOAD)
@@ -359,33 +364,12 @@ class Node:
         else:
             duty.can_compact = True
             offices.append((COMPACTION.election(config.name), config.compaction.lease, duty.compact))
-        return [
-            asyncio.create_task(self._campaign(natty.election(name, lease=lease, node_name=self.name), work))
+        tasks = [
+            asyncio.create_task(campaign(natty.election(name, lease=lease, node_name=self.name), work))
             for name, lease, work in offices
         ]
-
-    async def _campaign(self, election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
-        """Be a candidate for as long as the node runs. A failing task is logged, and the campaign starts again."""
-        name, failure = election.options.name, ""
-
-        async def serve(term: Term) -> None:
-            nonlocal failure
-            failure = ""
-            await work(term)
-
-        while True:
-            try:
-                await election.run(serve)
-            except UnsupportedError as error:
-                log.error("this node is not a candidate for %s: %s", name, error, extra={"action": "no_leader"})
-                return
-            except NattyError as error:
-                if str(error) != failure:  # log it once while it lasts, for example a missing permission
-                    log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
-                failure = str(error)
-            except Exception:
-                log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
-            await asyncio.sleep(RETRY_DUTY)
+        self._keeper = PipelineKeeper(natty, config, self.name)
+        return [*tasks, asyncio.create_task(self._keeper.stand())]
 
 
 def _check(config: CaptureConfig) -> None:

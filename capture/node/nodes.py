@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
+from capture.config.streams import each
 from capture.errors import CaptureError
 from capture.ingest.startup import Start
 from capture.node.node import Node
+from capture.node.pipeline_keeper import PipelineKeeper
 from capture.node.shutdown import Stopping, reloading
 from natty import Natty, NattyError
-from natty.wire.background import wait_until_set
+from natty.wire.background import cancel_all, wait_until_set
 
 log = logging.getLogger("capture.several")
 
@@ -30,13 +33,19 @@ class Several:
 
     def __init__(
         self,
-        configs: Sequence[CaptureConfig],
+        config: CaptureConfig,
         *,
-        load: Callable[[], Sequence[CaptureConfig]] | None = None,
+        load: Callable[[], CaptureConfig] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`load` and `on_reload` are as for `Node`: at SIGHUP every node applies the changes for its stream."""
+        """`config` names the streams in `streams`; with a `stream` it captures that one.
+
+        `load` and `on_reload` are as for `Node`: at SIGHUP every node applies the changes for its stream. ConfigError.
+        """
+        self.config = config
+        configs = each(config)
         self._load, self._on_reload = load, on_reload
+        self._keeper: PipelineKeeper | None = None
         self.nodes = [self._node(config) for config in configs]
         self.failing: dict[str, str] = {}
         self.start = Start(configs[0].start_timeout)
@@ -53,10 +62,15 @@ class Several:
         settings = {"name": f"capture {first.name}", **first.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
             async with self._stopping.scope(), self.start.enter(lambda: Natty(**settings)) as natty:
-                with self._stopping.draining(self._stop):
-                    async with asyncio.TaskGroup() as running:
-                        for index in range(len(self.nodes)):
-                            running.create_task(self._run(index, natty))
+                self._keeper = PipelineKeeper(natty, self.config, first.name)
+                standing = asyncio.create_task(self._keeper.stand())
+                try:
+                    with self._stopping.draining(self._stop):
+                        async with asyncio.TaskGroup() as running:
+                            for index in range(len(self.nodes)):
+                                running.create_task(self._run(index, natty))
+                finally:
+                    await cancel_all([standing])
         if self._errors:
             raise self._errors[0]
 
@@ -92,7 +106,7 @@ class Several:
     def _node(self, config: CaptureConfig) -> Node:
         def load() -> CaptureConfig:
             assert self._load is not None
-            for one in self._load():
+            for one in each(self._load()):
                 if one.stream == config.stream:
                     return one
             raise CaptureError(f"stream {config.stream} is no longer configured: this needs a restart")
@@ -109,3 +123,12 @@ class Several:
         """Make every node apply the changes for its stream."""
         for node in self.nodes:
             node.reload()
+        assert self._load is not None
+        try:
+            change = plan_reload(self.config, self._load())
+        except (CaptureError, NattyError) as error:  # each node has logged it
+            log.debug("nothing was reloaded: %s", error)
+            return
+        self.config = change.config
+        if self._keeper:
+            self._keeper.config = change.config

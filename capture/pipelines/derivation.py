@@ -34,9 +34,9 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     `new` is what the last committed run did not have; `all` is everything, and empty if the run does not need it.
     Messages have the envelope's columns, `time` (a timestamp, of `time_ns`), and their typed columns; with
-    `payload_schema`, in Spark's DDL, also the fields of the payload's JSON. `typed` (`schema_evolution.write_columns`)
-    are typed columns that messages have even if no object to read has them: then they are null. `columns` are those of
-    another pipeline's table (`schema_evolution.write_columns`); "" for messages. `store` is the URL of the objects'
+    `payload_schema`, in Spark's DDL, also the fields of the payload's JSON; "infer": as new messages have them. `typed`
+    (`schema_evolution.write_columns`) are typed columns that messages have even if no object to read has them: then
+    they are null. `columns` are those of another pipeline's table; "" for messages. `store` is the URL of the objects'
     store, `key_file` has the keys of encrypted ones.
     """
 
@@ -120,7 +120,8 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
 
     `rows_in` are the new rows that were read, `rows_out` the rows in the files that came. `violations` counts the rows
     that did not meet a condition, by condition; they are in the `quarantined` files, if anywhere, which have
-    `quarantine_columns`. `plan` is Spark's plan of the query.
+    `quarantine_columns`. `payload_schemas` are the inferred types of payloads, in Spark's DDL, by input. `plan` is
+    Spark's plan of the query.
     """
 
     came: list[OutputFile] = []
@@ -131,6 +132,7 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     violations: dict[str, int] = {}
     quarantined: list[OutputFile] = []
     quarantine_columns: str = ""
+    payload_schemas: dict[str, str] = {}
     plan: str = ""
 
 

@@ -55,8 +55,8 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `definition` is `Pipeline.definition`. `number` counts its committed runs; each record of a file has that of its
     run as `first` and `last`. `rebuilt` is the number of the run that made all rows again; what reads this table makes
     its rows again after it. `columns` are the files' visible columns (`schema_evolution.write_columns`), and
-    `partition` those that separate files. `payload_schema` is the type of the payloads, as it was settled by the first
-    run. `inputs` has for each other pipeline that it reads the number of its last run that this table has.
+    `partition` those that separate files. `payload_schemas` are the types of the inputs' payloads, as the first run has
+    inferred them. `inputs` has for each other pipeline that it reads the number of its last run that this table has.
     """
 
     definition: str
@@ -64,7 +64,7 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     rebuilt: int = 0
     columns: str = ""
     partition: list[str] = []
-    payload_schema: str = ""
+    payload_schemas: dict[str, str] = {}
     inputs: dict[str, int] = {}
     runs: list[Run] = []
 

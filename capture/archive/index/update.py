@@ -42,13 +42,7 @@ async def update(
     streams = dict(before.streams)
     for stream, (came, gone) in sorted(_by_stream(adds, removes).items()):
         was = streams.pop(stream, Total())
-
-        def keep(chunk: int, part: Sequences, stream: str = stream) -> Name:
-            page = SetPage(token=token, number=number, of=f"{stream} {chunk}", sequences=part.to_bytes())
-            name, data = encode(page)
-            pages[name] = data
-            return name
-
+        keep = _keeper(pages, stream, token=token, number=number)
         found = await _total(index, before, stream, was, came, gone, keep)
         if found.objects:
             streams[stream] = found
@@ -61,6 +55,38 @@ async def update(
         replaced.discard(before.root)
     version = Version(root=made.root, leaf=leaf, streams=dict(sorted(streams.items())))
     return Update(version, pages, frozenset(replaced))
+
+
+async def update_held(
+    index: Index, before: Version, came: Mapping[str, Sequences], gone: Iterable[str], *, token: int, number: int
+) -> Update:
+    """Return a version that has no entries, only sets by name: with `came` added, after those in `gone` were emptied.
+
+    ManifestError if a page is missing or was changed; StoreError.
+    """
+    streams, pages, replaced = dict(before.streams), dict[Name, bytes](), set[Name]()
+    for name in gone:
+        replaced |= set(streams.pop(name, Total()).held.apart.values())
+    for name, sequences in sorted(came.items()):
+        was = streams.get(name, Total())
+        keep = _keeper(pages, name, token=token, number=number)
+        held, _ = await change_held(was.held, Sequences(), sequences, index.set_page, keep)
+        streams[name] = Total(held=held)
+        replaced |= set(was.held.apart.values()) - set(held.apart.values())
+    kept = {name for one in streams.values() for name in one.held.apart.values()}
+    return Update(Version(streams=dict(sorted(streams.items()))), pages, frozenset(replaced - kept))
+
+
+def _keeper(pages: dict[Name, bytes], stream: str, *, token: int, number: int) -> Keep:
+    """Return a function that adds the page of a chunk to `pages`."""
+
+    def keep(chunk: int, part: Sequences) -> Name:
+        page = SetPage(token=token, number=number, of=f"{stream} {chunk}", sequences=part.to_bytes())
+        name, data = encode(page)
+        pages[name] = data
+        return name
+
+    return keep
 
 
 async def held_of(index: Index, version: Version, stream: str) -> Sequences:

@@ -84,7 +84,7 @@ async def test_where_one_stream_fails_the_others_store_what_they_have_read_and_t
     name, create = other
     await create()
     config = fleet.configure(stream="", streams=[fleet.stream, name], ack_wait=2 * NEVER, limits__max_age=NEVER)
-    running = asyncio.ensure_future(Several(each(load(config))).run())
+    running = asyncio.ensure_future(Several(load(config)).run())
     await fleet.publish(orders(30))
     await fleet.until(lambda state: state["num_ack_pending"] == 30)
     captured, fleet.stream = fleet.stream, name
@@ -106,7 +106,7 @@ async def test_with_keep_going_the_others_go_on_and_a_stream_that_is_missing_is_
     config = fleet.configure(
         stream="", streams=[name, fleet.stream], keep_going=True, decoder="raw", limits__max_age=0.2
     )
-    nodes = Several(each(load(config)))
+    nodes = Several(load(config))
     running = asyncio.ensure_future(nodes.run())
     await fleet.publish(orders(30))
     await fleet.until_all_acked(30)

@@ -298,7 +298,7 @@ async def test_several_streams_wait_for_the_server_together(fleet, natty_proxy, 
     config = fleet.configure(
         **EAGER, stream="", streams=[fleet.stream, other], nats__servers=natty_proxy.options["servers"]
     )
-    nodes = Several(each(load(config)))
+    nodes = Several(load(config))
     async with running(nodes) as port:
         await until(lambda: nodes.start.waits_for)
         status, [reason] = await ask(port)

@@ -8,8 +8,7 @@ import pytest
 from electing import LONG, Work, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
-from capture.node import node as node_of_capture
-from capture.node.node import Node
+from capture.node import campaign
 from natty import Election, Natty
 from natty.elections import leadership, trail
 from natty.elections.driver import Driver
@@ -249,7 +248,7 @@ async def test_a_bucket_that_was_deleted_and_cannot_be_made_again_is_told_of_onc
 
 
 async def test_a_node_that_may_not_even_look_is_told_of_once(shared_server, name, running, monkeypatch, caplog):
-    monkeypatch.setattr(node_of_capture, "RETRY_DUTY", 0.01)
+    monkeypatch.setattr(campaign, "RETRY_DUTY", 0.01)
     async with user(shared_server, "blind") as blind:
         election, tries, run = blind.election(name, **BUCKET), [], Election.run
 
@@ -258,7 +257,7 @@ async def test_a_node_that_may_not_even_look_is_told_of_once(shared_server, name
             return await run(self, work)
 
         monkeypatch.setattr(Election, "run", counting)
-        running(Node._campaign(None, election, forever([])))
+        running(campaign.campaign(election, forever([])))
         await until(lambda: len(tries) > 3)
     told = [one for one in caplog.records if getattr(one, "action", "") == "campaign_failed"]
     assert len(told) == 1

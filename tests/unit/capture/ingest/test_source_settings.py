@@ -86,8 +86,8 @@ def test_at_a_reload_each_stream_takes_up_what_has_changed_for_it(tmp_path: Path
     text = f'store = "{tmp_path}"\n[streams.A]\n[streams.B]\n'
     told: list[str] = []
     nodes = Several(
-        each(configured(tmp_path, text)),
-        load=lambda: each(configured(tmp_path, f"{text}[limits]\nmax_age = 7.0\n")),
+        configured(tmp_path, text),
+        load=lambda: configured(tmp_path, f"{text}[limits]\nmax_age = 7.0\n"),
         on_reload=lambda config: told.append(config.stream),
     )
     nodes.reload()
@@ -96,7 +96,7 @@ def test_at_a_reload_each_stream_takes_up_what_has_changed_for_it(tmp_path: Path
 
 
 def test_the_figures_of_several_streams_are_told_apart_by_the_stream(tmp_path: Path) -> None:
-    nodes = Several(each(configured(tmp_path, f'store = "{tmp_path}"\nstreams = ["A", "B"]')))
+    nodes = Several(configured(tmp_path, f'store = "{tmp_path}"\nstreams = ["A", "B"]'))
     for count, node in enumerate(nodes.nodes, start=1):
         node.stored["messages"] += count
     [messages] = [one for one in NodeCollector(nodes).collect() if one.name == "capture_messages"]

@@ -1,0 +1,251 @@
+"""The task of the pipelines' leader: runs what is due, in the order of the graph, and commits each run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from capture.archive.heads import PIPELINES, TermHead
+from capture.archive.iceberg_state import Expiry
+from capture.config.pipelines import pipelines_name, pipelines_store, read_pipelines
+from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError, FencedError, PipelineError
+from capture.maintenance.compaction_plan import new_name
+from capture.node.campaign import campaign
+from capture.node.exposure import LoadedExposure
+from capture.node.pipeline_inputs import PipelineInputs
+from capture.pipelines.commits import Change, PipelineLeading
+from capture.pipelines.definition import Pipeline
+from capture.pipelines.derivation import Deriver
+from capture.pipelines.document import FOLDER, PipelineTable, Run, run_folder
+from capture.pipelines.run import choose_method, conclude, fail, make_derivation
+from capture.spark import SparkDriver, unavailable
+from capture.stores import Store, open_store
+from capture.stores.open import explain_unopenable
+from capture.stores.own_store import opening_url
+from natty import LeadershipLostError, Natty, NattyError, Term
+from natty.config.units import write_count
+
+LOOK = 5.0
+"""Seconds between two looks at what is due."""
+RETRY, LONGEST_RETRY = 30.0, 3600.0
+"""Seconds after a failed run until the next one; they double with each further failure."""
+KEPT_FOR = 3600.0
+"""Seconds that a past snapshot of a table stays: each run of an upsert replaces files."""
+KEEPS = "pipelines"
+"""The name of the task in messages about failures."""
+
+log = logging.getLogger("capture.pipelines")
+
+
+@dataclass
+class PipelineKeeper:
+    """The pipelines of a configuration, which may have several streams: while this node leads them, it runs them.
+
+    `failing` has a sentence for each pipeline that does not run as it should.
+    """
+
+    natty: Natty
+    config: CaptureConfig
+    node: str
+    spark_log: Path | None = None
+    clock: Callable[[], float] = time.time
+    elapsed: Callable[[], float] = time.monotonic
+    failing: dict[str, str] = field(default_factory=dict)
+    _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # when there was nothing new
+
+    @property
+    def election(self) -> str:
+        """The name of the election. ConfigError."""
+        return PIPELINES.election(pipelines_name(self.config))
+
+    async def stand(self) -> None:
+        """Be a candidate for the pipelines' office until cancelled, from the time when there is a pipeline.
+
+        Not if Spark can't run here, or can't open the store: that is logged.
+        """
+        while not self.config.pipeline:  # noqa: ASYNC110  # a reload may bring one
+            await asyncio.sleep(LOOK)
+        config = self.config
+        store = open_store(pipelines_store(config))
+        if reason := explain_unopenable(store.url) or await asyncio.to_thread(unavailable, config.spark.options()):
+            text = "%s is not a candidate for the pipelines, a node with Spark has to run for it: %s"
+            log.warning(text, self.node, reason, extra={"action": "no_spark"})
+            return
+        lease = config.compaction.lease
+        await campaign(self.natty.election(self.election, lease=lease, node_name=self.node), self.lead)
+
+    async def lead(self, term: Term) -> None:
+        """Run what is due until the term ends. LeadershipLostError at its end.
+
+        Spark runs under the term: no process of it outlives the deadline, and none is left when this returns.
+        """
+        config = self.config
+        options = config.spark.options(queries=True)
+        driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=config.key_file)
+        store = open_store(pipelines_store(config))
+        leading = self.start_term(TermHead(term, PIPELINES, config.signer()), store)
+        self._looked.clear()
+        try:
+            async with driver as deriver:
+                while True:
+                    term.check()
+                    await self.run_due(leading, deriver)
+                    await asyncio.sleep(LOOK)
+        finally:
+            self.failing.clear()
+
+    def start_term(self, pointer: TermHead, store: Store) -> PipelineLeading:
+        """Return what the leader works with during a term."""
+        rule = self.config.table
+        location = rule.location and f"{rule.location.rstrip('/')}/{FOLDER}"
+        brief = Expiry(keep_snapshots=1, keep_for=min(rule.keep_for, KEPT_FOR), location=location)
+        exposure = LoadedExposure(store, brief, self.node)
+        return PipelineLeading(store, pointer, self.node, self.config.sweep.grace, exposure, self.elapsed)
+
+    async def run_due(self, leading: PipelineLeading, deriver: Deriver) -> None:
+        """Run the pipelines that are due, each after those that it reads. A failure is recorded, and the others run.
+
+        FencedError or LeadershipLostError if the term is over.
+        """
+        async with self._attempt(KEEPS):
+            pipelines = read_pipelines(self.config)
+            document = await leading.read(self.clock())
+            await leading.clean(self.clock())
+            if leading.exposure.is_due(document, self.clock()):
+                document = await leading.commit(Change(tables={}), self.clock())
+            began, inputs = self.elapsed(), PipelineInputs(self.natty, self.config, leading, document)
+            for one in pipelines:
+                table = document.tables.get(one.name)
+                if table and table.number and table.definition != one.definition:
+                    self._note(one.name, _explain_change(one.name))
+                    continue
+                if not self._is_due(one, table):
+                    continue
+                if self.elapsed() > began + leading.grace / 3:  # what was read then may be deleted soon
+                    began, inputs = self.elapsed(), PipelineInputs(self.natty, self.config, leading, document)
+                inputs.document = document
+                async with self._attempt(one.name):
+                    await self.run(one, leading, deriver, inputs, pipelines)
+                document = await leading.read(self.clock())
+
+    async def run(
+        self,
+        pipeline: Pipeline,
+        leading: PipelineLeading,
+        deriver: Deriver,
+        inputs: PipelineInputs,
+        pipelines: list[Pipeline],
+        *,
+        anew: bool = False,
+    ) -> bool:
+        """Run a pipeline once, if there is anything new; return whether it ran.
+
+        A failure is committed as the record of a run, and raised again. FencedError; CaptureError; NattyError.
+        """
+        began, document = self.clock(), inputs.document
+        table = document.tables.get(pipeline.name)
+        run = Run(number=0, began=began, ended=began, token=leading.pointer.token, leader=self.node)
+        try:
+            done = await self._compute(pipeline, leading, deriver, inputs, pipelines, run, anew=anew)
+        except (FencedError, LeadershipLostError):
+            raise
+        except (CaptureError, NattyError) as error:
+            run = msgspec.structs.replace(run, ended=self.clock())
+            change = fail(pipeline, table, run, str(error), getattr(error, "plan", ""))
+            with contextlib.suppress(PipelineError):
+                await leading.commit(change, self.clock())
+            raise
+        self._looked[pipeline.name] = began
+        return done
+
+    async def _compute(
+        self,
+        pipeline: Pipeline,
+        leading: PipelineLeading,
+        deriver: Deriver,
+        inputs: PipelineInputs,
+        pipelines: list[Pipeline],
+        run: Run,
+        *,
+        anew: bool,
+    ) -> bool:
+        table = inputs.document.tables.get(pipeline.name) or PipelineTable(definition=pipeline.definition)
+        method = choose_method(pipeline, {one.name: one for one in pipelines})
+        gathered = await inputs.gather(pipeline, method, table, anew=anew)
+        if not gathered.is_new:
+            return False
+        files = await leading.list_files(pipeline.name)
+        folder = run_folder(pipeline.name, leading.pointer.token, new_name())
+        asked = make_derivation(
+            pipeline, method, table, gathered, files, store=opening_url(leading.store), folder=folder
+        )
+        try:
+            async with asyncio.timeout(pipeline.time_limit):
+                derived = await deriver.derive(asked)
+        except TimeoutError:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: its run took longer than its time_limit of {pipeline.time_limit:g} s, and"
+                " was ended"
+            ) from None
+        leading.pointer.check()
+        run = msgspec.structs.replace(run, ended=self.clock(), why="rerun" if gathered.anew else "new")
+        quarantine = inputs.document.tables.get(f"{pipeline.name}__quarantine")
+        await leading.commit(conclude(pipeline, table, gathered, derived, files, run, quarantine), self.clock())
+        log.info(
+            "%s ran pipeline %s: %s in, %s out",
+            self.node,
+            pipeline.name,
+            write_count(derived.rows_in, "row"),
+            write_count(derived.rows_out, "row"),
+            extra={"action": "pipeline_ran"},
+        )
+        return True
+
+    def _is_due(self, pipeline: Pipeline, table: PipelineTable | None) -> bool:
+        """Return whether a slot has begun since the last run, and the time after failures is over."""
+        now, runs = self.clock(), table.runs if table else []
+        began = max([self._looked.get(pipeline.name, 0.0), *(one.began for one in runs[-1:])])
+        if began and began >= pipeline.times().last(now):
+            return False
+        failures = 0
+        for one in reversed(runs):
+            if not one.error:
+                break
+            failures += 1
+        wait = min(LONGEST_RETRY, RETRY * 2 ** min(failures - 1, 20)) if failures else 0.0
+        return not failures or now >= runs[-1].ended + wait
+
+    def _note(self, what: str, failure: str) -> None:
+        """Keep a failure, and log it once while it lasts."""
+        if self.failing.get(what) != failure:
+            log.error("%s", failure, extra={"action": "pipeline_failed"})
+        self.failing[what] = failure
+
+    @contextlib.asynccontextmanager
+    async def _attempt(self, what: str) -> AsyncIterator[None]:
+        """Run the body; a failure is logged once while it lasts, and kept in `failing`."""
+        try:
+            yield
+        except FencedError as error:
+            raise LeadershipLostError(str(error)) from error
+        except LeadershipLostError:
+            raise
+        except (CaptureError, NattyError) as error:
+            self._note(what, str(error))
+        else:
+            self.failing.pop(what, None)
+
+
+def _explain_change(name: str) -> str:
+    return (
+        f"pipeline {name} was changed, and its table is as it was before: `capture pipeline check` says what differs,"
+        f" and `capture pipeline rerun {name}` makes it again"
+    )
