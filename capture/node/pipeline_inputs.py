@@ -44,7 +44,7 @@ class PipelineInputs:
     `document` has the pipelines' tables. Objects that it names are deleted a grace time after they were replaced.
     """
 
-    natty: Natty
+    natty: Natty | None  # None: the newest documents in the stores
     config: CaptureConfig
     leading: PipelineLeading
     document: Pipelines
