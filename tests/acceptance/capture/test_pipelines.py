@@ -1,0 +1,94 @@
+"""Pipelines end to end: real nodes over TLS, real Spark, leaders killed with SIGKILL."""
+
+import asyncio
+import signal
+import sys
+
+import pyarrow.compute as pc
+import pytest
+from capture_chaos_nodes import environment
+from pipeline_nodes import (
+    LARGE,
+    REVENUE,
+    STREAM,
+    expected,
+    leader_of,
+    publish,
+    read_document,
+    until_progress,
+    write_config,
+)
+from pyiceberg.table import StaticTable
+
+from natty.testing.spawner import spawn
+
+pytestmark = [pytest.mark.spark]
+
+
+def read_tables(store, names=("revenue", "large")):
+    """Return the rows of each table as pyiceberg reads them, sorted, once the metadata name them."""
+    found = {}
+    for name in names:
+        table = StaticTable.from_metadata(f"{store}/_pipelines/iceberg/{name}").scan().to_arrow()
+        columns = [pc.cast(one, "string") if str(one.type).startswith("date") else one for one in table.columns]
+        found[name] = sorted(zip(*(one.to_pylist() for one in columns), strict=True))
+        assert not [one for one in table.column_names if one.startswith("__")]
+    return found
+
+
+@pytest.fixture
+async def run_node(nats_server, tmp_path):
+    """Start `capture run` as a process; what still runs at the end is killed."""
+    running = []
+
+    def start(name, pipelines=(REVENUE, LARGE), **more):
+        link = nats_server.connect_options()
+        path = write_config(tmp_path, name, str(tmp_path / "archive"), link, pipelines, **more)
+        with (tmp_path / f"{name}.log").open("ab") as output:
+            command = [sys.executable, "-m", "capture", "--log-level", "info", "run", "--config", str(path)]
+            process = spawn(command, output=output, folder=tmp_path, environ=environment({}))
+        running.append(process)
+        return process
+
+    yield start
+    for one in running:
+        if one.poll() is None:
+            one.kill()
+            one.wait()
+
+
+async def test_two_tables_are_kept_and_read_by_other_engines(natty, run_node, tmp_path):
+    store = str(tmp_path / "archive")
+    await natty.ensure_stream(STREAM, subjects=["orders.>"])
+    await publish(natty, 1, 300)
+    node = run_node("one")
+    await until_progress(store, ["revenue", "large"], 300)
+    assert read_tables(store) == expected(300)
+    await publish(natty, 301, 500)
+    document = await until_progress(store, ["revenue", "large"], 500)
+    assert read_tables(store) == expected(500)
+    assert [one.error for table in document.tables.values() for one in table.runs] == [""] * sum(
+        len(table.runs) for table in document.tables.values()
+    )
+    node.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(node.wait, 60) == 0
+
+
+@pytest.mark.long
+async def test_leaders_that_are_killed_leave_what_one_clean_run_would(natty, run_node, tmp_path):
+    store = str(tmp_path / "archive")
+    await natty.ensure_stream(STREAM, subjects=["orders.>"])
+    nodes = {name: run_node(name) for name in ("one", "two")}
+    last = 0
+    for _ in range(4):
+        await publish(natty, last + 1, last + 150)
+        last += 150
+        leader = await leader_of(natty)
+        await asyncio.sleep(last % 7)  # the moment is anywhere in a run
+        nodes[leader].kill()
+        nodes[leader].wait()
+        nodes[leader] = run_node(leader)
+    await until_progress(store, ["revenue", "large"], last)
+    assert read_tables(store) == expected(last)
+    document = await read_document(store)
+    assert len({one.token for table in document.tables.values() for one in table.runs}) > 1

@@ -1,0 +1,110 @@
+"""Nodes that run pipelines, as processes: a stream of orders, and what the tables should have."""
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+
+from capture_chaos_nodes import toml
+from patient import PATIENCE
+
+from capture.archive import chain
+from capture.archive.chain import latest_offline
+from capture.archive.index.contents import load
+from capture.pipelines.document import Pipelines
+from capture.stores import open_store
+from natty.elections import leadership
+
+STREAM = "ORDERS"
+COUNTRIES = ("de", "dk", "se", "no")
+SCHEMA = "country STRING, day DATE, total BIGINT"
+REVENUE = {
+    "name": "revenue",
+    "schedule": "every 1s",
+    "schema": SCHEMA,
+    "sql": (
+        f"SELECT country, day, sum(total) AS revenue, count(*) AS orders, last(total) AS newest FROM {STREAM}"
+        " GROUP BY country, day"
+    ),
+    "mode": "upsert",
+    "key": ["country", "day"],
+    "buckets": 4,
+}
+LARGE = {
+    "name": "large",
+    "schedule": "every 1s",
+    "schema": SCHEMA,
+    "sql": f"SELECT sequence, country, total FROM {STREAM} WHERE total >= 50",
+    "mode": "append",
+}
+NODE = {
+    "partition": "subject:2",
+    "limits": {"max_age": 0.5, "max_messages": 200},
+    "sweep": {"every": 0.5},
+    "compaction": {"lease": 3.0, "every": 3600.0},
+}
+
+
+def make_order(number):
+    """Return the subject and the payload of the message with this number."""
+    dice = random.Random(number)
+    country = dice.choice(COUNTRIES)
+    order = {"country": country, "day": f"2026-11-{1 + dice.randrange(3):02}", "total": dice.randrange(100)}
+    return f"orders.{country}", json.dumps(order).encode()
+
+
+async def publish(natty, first, last):
+    """Publish the orders with these numbers; their sequences are the same in a new stream."""
+    for number in range(first, last + 1):
+        subject, payload = make_order(number)
+        await natty.publish(subject, payload, message_id=str(number))
+
+
+def expected(last):
+    """Return the rows that the tables have after the orders 1 to `last`, sorted."""
+    groups, large = defaultdict(list), []
+    for number in range(1, last + 1):
+        one = json.loads(make_order(number)[1])
+        groups[one["country"], one["day"]].append(one["total"])
+        if one["total"] >= 50:
+            large.append((number, one["country"], one["total"]))
+    revenue = [(*key, sum(some), len(some), some[-1]) for key, some in groups.items()]
+    return {"revenue": sorted(revenue), "large": sorted(large)}
+
+
+def write_config(folder, name, store, link, pipelines, **more):
+    """Write the capture.toml of a node, and return its path."""
+    settings = NODE | {"stream": STREAM, "store": store, "node": name, "nats": link} | more
+    text = toml(settings) + "".join(
+        "\n[[pipeline]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in one.items())
+        for one in pipelines
+    )
+    path = Path(folder) / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+async def read_document(store):
+    """Return the newest document of the pipelines with all files; an empty one before the first."""
+    home = open_store(f"{store}/_pipelines")
+    return await load(home, await chain.read(home, await latest_offline(home, Pipelines), Pipelines))
+
+
+async def until_progress(store, pipelines, last):
+    """Wait until each of these tables has the messages up to `last`. TimeoutError with what there is."""
+    async with asyncio.timeout(6 * PATIENCE):
+        while True:
+            document = await read_document(store)
+            held = {one: document.progress.streams.get(f"{one} {STREAM}") for one in pipelines}
+            if all(one and one.held.count >= last for one in held.values()):
+                return document
+            await asyncio.sleep(0.2)
+
+
+async def leader_of(natty, archive=STREAM):
+    """Return the name of the node that leads the pipelines."""
+    async with asyncio.timeout(2 * PATIENCE):
+        while not (now := await leadership(natty, f"capture.{archive}.pipelines")).leader:
+            await asyncio.sleep(0.1)
+    return now.leader
