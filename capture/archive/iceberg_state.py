@@ -12,7 +12,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from capture.archive.manifest import quote_key
+from capture.archive.manifest import Indexed, quote_key
+from capture.archive.stored_formats import is_open
 from capture.stores.contract import Store
 from capture.stores.own_store import OwnStore
 from natty.kv.json_records import UnixTime, Whole
@@ -228,3 +229,42 @@ def iceberg_paths(tables: dict[str, Iceberg]) -> Iterator[str]:
         yield from (hint_path(stream), version_path(stream, one.number))
         yield from one.objects()
         yield from one.list_held()
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How the files of a table are laid out: their typed columns (`schema_evolution.write_columns`) and partitions.
+
+    `partition` are the columns that separate files; the key of a file's record is then a JSON array of their values,
+    in this order, and one more element. None: the files are those of an archive's table, by key and interval.
+    """
+
+    columns: str
+    partition: tuple[str, ...] | None = None
+
+
+class Exposable(Indexed, frozen=True, kw_only=True):
+    """A document of files that other engines can read as tables, one for each stream of the files' records.
+
+    `iceberg` are these tables, by stream.
+    """
+
+    iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
+
+    def list_named(self) -> set[str]:
+        """Return the paths that must not be deleted: files, what is retired, and what other engines' readers need."""
+        paths = {one.path for part in (self.listed, self.retired) for one in part}
+        return paths.union(iceberg_paths(self.iceberg))
+
+    def list_open(self) -> set[str]:
+        """Return the streams that have files which other engines can open."""
+        totals = [item for version in self.list_versions() for item in version.streams.items()]
+        known = {stream for stream, total in totals if any(map(is_open, total.formats))}
+        return known | {one.stream for one in self.listed if is_open(one.format)}
+
+    def layout(self, stream: str) -> Layout:
+        """Return how the files of a stream's table are laid out."""
+        raise NotImplementedError
+
+    def is_brief(self, stream: str) -> bool:
+        """Return whether a snapshot of the stream's table is replaced in a few seconds, so that it is kept briefly."""
+        return False

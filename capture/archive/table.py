@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
 from capture.archive.chain import Retired
-from capture.archive.iceberg_state import Iceberg, iceberg_paths
+from capture.archive.iceberg_state import Exposable, Layout
 from capture.archive.index.version import Place, Version
-from capture.archive.manifest import TABLE, Indexed, Manifest, Removed, Stored
+from capture.archive.manifest import TABLE, Manifest, Removed, Stored
 from capture.archive.retention import record_removed
 from capture.archive.retired_pages import RetiredPage
-from capture.archive.stored_formats import is_open
 
 
-class Table(Indexed, frozen=True, kw_only=True):
+class Table(Exposable, frozen=True, kw_only=True):
     """The table at one moment: its files, and the blocks that they were made of.
 
     `consumed` are the places in the manifest's index (before format 3: the paths) of the blocks whose rows the files
@@ -46,7 +45,6 @@ class Table(Indexed, frozen=True, kw_only=True):
     of_manifest: int = 0
     removed: list[Removed] = msgspec.field(default_factory=list)
     columns: str = ""
-    iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
     shown: Version = Version()
     shown_of: int = 0
 
@@ -65,24 +63,31 @@ class Table(Indexed, frozen=True, kw_only=True):
         return msgspec.structs.replace(super().at_its_head(now), retired_pages=pages)
 
     def list_named(self) -> set[str]:
-        """Return the paths that must not be deleted: files, what is retired, and what other engines' readers need.
+        """Return the paths that must not be deleted, without those that only its pages of retired objects list."""
+        return super().list_named() | {one.path for one in self.retired_pages}
 
-        Without those that only its pages of retired objects list.
-        """
-        paths = {one.path for part in (self.files, self.retired, self.retired_pages) for one in part}
-        return paths.union(iceberg_paths(self.iceberg))
+    def layout(self, stream: str) -> Layout:
+        """Return how its files are laid out: those of all streams have the same columns."""
+        return Layout(self.columns)
+
+    def is_brief(self, stream: str) -> bool:
+        """Return whether it shows blocks of a stream: the merge replaces them soon."""
+        return stream in self.shown.streams
+
+
+Exposed = TypeVar("Exposed", bound=Exposable)
 
 
 @dataclass(frozen=True)
-class TableChange:
-    """A commit of the table that is being prepared: `table` is about to be committed.
+class TableChange(Generic[Exposed]):
+    """A commit that is being prepared: `table` is about to be committed, of an archive or of pipelines.
 
     `came` and `gone` are what the commit adds to and removes from the files that `table.iceberg` describes; an object
     that is in both has other sequences than before. `files` returns all files of a stream in the table, in lists of any
     length. `token` is the term's, and `now` the time of the commit (Unix seconds).
     """
 
-    table: Table
+    table: Exposed
     came: Sequence[Stored]
     gone: Sequence[Stored]
     files: Callable[[str], AsyncIterator[list[Stored]]]
@@ -96,11 +101,11 @@ class Exposure(Protocol):
     Its output is valid only when the `Table` that names it is committed: so files and pointers change together.
     """
 
-    def is_due(self, table: Table, now: float) -> bool:
+    def is_due(self, table: Exposable, now: float) -> bool:
         """Return whether the metadata for engines has to change although the table's files do not."""
         ...
 
-    async def expose(self, change: TableChange) -> Table:
+    async def expose(self, change: TableChange[Exposed]) -> Exposed:
         """Write the metadata for engines of the table that is about to be committed; return it with pointers to them.
 
         `change.files` is read only to describe all files of a stream anew. Removes paths that older snapshots still
@@ -115,7 +120,7 @@ class Exposure(Protocol):
         """
         ...
 
-    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
+    async def announce(self, table: Exposable, *, check: Callable[[], None] = lambda: None) -> None:
         """Publish a committed table to readers that have no head. Idempotent; a later call repairs a missed one.
 
         `check` raises FencedError if the term is over, and is called before each write: a leader that stood still must
@@ -127,11 +132,11 @@ class Exposure(Protocol):
 class Unexposed:
     """No other engine reads the table."""
 
-    def is_due(self, table: Table, now: float) -> bool:
+    def is_due(self, table: Exposable, now: float) -> bool:
         """Return True once, to remove earlier metadata; after that it would not change."""
         return bool(table.iceberg)
 
-    async def expose(self, change: TableChange) -> Table:
+    async def expose(self, change: TableChange[Exposed]) -> Exposed:
         """Remove the earlier metadata."""
         return msgspec.structs.replace(change.table, iceberg={})
 
@@ -139,15 +144,13 @@ class Unexposed:
         """Return no block."""
         return [], table.columns
 
-    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
+    async def announce(self, table: Exposable, *, check: Callable[[], None] = lambda: None) -> None:
         """Do nothing: there are no readers."""
 
 
-def list_open_streams(table: Table) -> set[str]:
+def list_open_streams(table: Exposable) -> set[str]:
     """Return the streams that have files, or shown blocks, which other engines can open."""
-    totals = [item for version in table.list_versions() for item in version.streams.items()]
-    known = {stream for stream, total in totals if any(map(is_open, total.formats))}
-    return known | {one.stream for one in table.files if is_open(one.format)}
+    return table.list_open()
 
 
 def first_table(manifest: Manifest) -> Table:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from capture.archive.chain import Retired
 from capture.archive.iceberg_state import (
     Expiry,
+    Exposable,
     Iceberg,
     Snapshot,
     archive_location,
@@ -26,14 +28,15 @@ from capture.archive.iceberg_state import (
 )
 from capture.archive.manifest import Stored, is_block
 from capture.archive.stored_formats import is_open
-from capture.archive.table import Table, TableChange, list_open_streams
+from capture.archive.table import Exposed, Table, TableChange
 from capture.errors import CompactionError, ManifestError, NotStoredError
-from capture.iceberg.columns import evolve, new_metadata
+from capture.iceberg.derived_columns import name_as, without_unknown_specs
 from capture.iceberg.facts import Facts, data_file, fit, read_facts
 from capture.iceberg.manifest_list import Listed, read_list
 from capture.iceberg.manifest_plan import LARGEST, list_holding, list_to_merge
-from capture.iceberg.memory_catalog import MemoryFiles
+from capture.iceberg.memory_catalog import MemoryFiles, one_file
 from capture.iceberg.position_deletes import mask
+from capture.iceberg.shapes import Shape, partition_types, shape_of
 from capture.iceberg.snapshot import Added, NewFile, NewSnapshot, Opened, without_snapshots
 from capture.maintenance.compaction_plan import new_name
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
@@ -48,14 +51,19 @@ log = logging.getLogger("capture.iceberg.exposer")
 
 
 @dataclass(frozen=True)
-class _StreamChange(TableChange):
+class _StreamChange(TableChange[Exposed]):
     """The part of a commit that is about one stream."""
 
     stream: str
 
+    @cached_property
+    def shape(self) -> Shape:
+        """What the stream's table is like."""
+        return shape_of(self.table.layout(self.stream))
+
 
 class Exposer:
-    """Maintains an Iceberg table for each stream of an archive, with the same files as the archive's table.
+    """Maintains an Iceberg table for each stream of an archive, or for each pipeline, with the files that it has.
 
     `rule` limits the age of snapshots. `node` and the term's token are in the summary of each snapshot.
     """
@@ -70,7 +78,7 @@ class Exposer:
         self._unique = unique
         self._recent = Recent[tuple[str, str | None]]()  # Iceberg's files by path and SHA-256
         self._lists: dict[str, tuple[str, list[Listed]]] = {}
-        self._evolved: dict[str, tuple[UUID, int, str]] = {}
+        self._evolved: dict[str, tuple[UUID, int, int, Shape]] = {}
         self._facts: dict[tuple[str, bytes], Facts] = {}  # by path and sequences
         self._checked: set[str] = set()
         self._damaged: set[str] = set()
@@ -78,19 +86,19 @@ class Exposer:
     def __repr__(self) -> str:
         return f"Exposer({self._base!r}, {self._rule!r})"
 
-    def is_due(self, table: Table, now: float) -> bool:
+    def is_due(self, table: Exposable, now: float) -> bool:
         """Return whether a stream has no Iceberg table yet, a damaged one, one elsewhere, or expired snapshots."""
-        return not list_open_streams(table) <= table.iceberg.keys() or any(
+        return not table.list_open() <= table.iceberg.keys() or any(
             stream in self._damaged
             or one.location != self._place(stream)
             or list_expired(one.snapshots, self._rule, now)
             for stream, one in table.iceberg.items()
         )
 
-    async def expose(self, change: TableChange) -> Table:
+    async def expose(self, change: TableChange[Exposed]) -> Exposed:
         """Write manifests and metadata of each stream whose files or snapshots change. Return the table with them."""
         table = change.table
-        for stream in sorted(table.iceberg.keys() | list_open_streams(table)):
+        for stream in sorted(table.iceberg.keys() | table.list_open()):
             came, gone = (
                 [one for one in part if one.stream == stream and is_open(one.format)]
                 for part in (change.came, change.gone)
@@ -127,7 +135,7 @@ class Exposer:
 
         return await map_concurrently(files, read, at_once=AT_ONCE)
 
-    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
+    async def announce(self, table: Exposable, *, check: Callable[[], None] = lambda: None) -> None:
         """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number.
 
         The first call checks for each stream that all of Iceberg's files exist. If not, `is_due` returns True. `check`
@@ -174,7 +182,7 @@ class Exposer:
     def _locate(self, one: Stored) -> str:
         return f"{self._base}/{one.path}"
 
-    async def _expose_stream(self, change: _StreamChange) -> Table:
+    async def _expose_stream(self, change: _StreamChange[Exposed]) -> Exposed:
         """Return the table with this stream's new pointer; retire objects that are not needed any more.
 
         The archive's own documents are the authority: if Iceberg's are missing or changed, they are made again.
@@ -191,32 +199,38 @@ class Exposer:
                 self._report_damage(change.stream, before, error)
         return await self._start_anew(change, before)
 
-    async def _continue(self, change: _StreamChange, before: Iceberg, facts: Sequence[Facts]) -> Table:
+    async def _continue(self, change: _StreamChange[Exposed], before: Iceberg, facts: Sequence[Facts]) -> Exposed:
         """Return the table with a new snapshot if files came or went, and without the expired ones."""
         metadata = TableMetadataUtil.parse_raw((await self._read(before.metadata, before.sha256)).decode())
-        snapshots = before.snapshots
+        known, snapshots = metadata, before.snapshots
         if change.came or change.gone:
             metadata, snapshots = await self._add_snapshot(change, before, metadata, facts)
-        expired = list_expired(snapshots, self._rule, change.now)
+        if metadata is not known and change.shape.renames(known, metadata):
+            expired = [one.id for one in snapshots[:-1]]
+        else:
+            expired = list_expired(snapshots, self._rule, change.now)
         left, let_go = without(snapshots, expired)
-        metadata = without_snapshots(metadata, expired)
+        metadata = without_unknown_specs(without_snapshots(metadata, expired))
         let_go += [before.metadata, version_path(change.stream, before.number)]
         return await self._write_pointer(change, metadata, left, let_go)
 
     async def _add_snapshot(
-        self, change: _StreamChange, before: Iceberg, metadata: TableMetadata, facts: Sequence[Facts]
+        self, change: _StreamChange[Exposed], before: Iceberg, metadata: TableMetadata, facts: Sequence[Facts]
     ) -> tuple[TableMetadata, list[Snapshot]]:
         """Return the metadata and the snapshots with a new one. Opens only the manifests that this commit touches."""
         current, files = metadata.current_snapshot(), MemoryFiles()
         assert current is not None, before
-        opened = await self._open(change, before, current.manifest_list)
+        opened = await self._open(change, before, metadata, current.manifest_list)
         gone = frozenset(self._locate(one) for one in change.gone)
 
         def write() -> Added:
             evolved = self._evolve(change, metadata, files)
+            types = {**partition_types(metadata), **partition_types(evolved)}
             new = NewSnapshot(evolved, files, self._unique)
-            new.change(opened, self._describe(evolved, files, change.came, facts), gone)
-            return new.finish(change.now, self._summary(change))
+            new.change(replace(opened, types=types), self._describe(change, evolved, files, change.came, facts), gone)
+            covered = change.shape.cover(evolved, (one.footer for one in facts))
+            added = new.finish(change.now, self._summary(change))
+            return replace(added, metadata=name_as(added.metadata, covered))
 
         added = await asyncio.to_thread(write)  # in a thread: it takes a second for thousands of files
         old, named = ({one.manifest.manifest_path for one in part} for part in (opened.manifests, added.manifests))
@@ -230,7 +244,7 @@ class Exposer:
         return added.metadata, [*before.snapshots[:-1], last, new]
 
     def _describe_snapshot(
-        self, change: _StreamChange, added: Added, objects: dict[str, str], came: Iterable[Stored]
+        self, change: _StreamChange[Exposed], added: Added, objects: dict[str, str], came: Iterable[Stored]
     ) -> Snapshot:
         """Return the record of a new snapshot."""
         return Snapshot(
@@ -238,7 +252,7 @@ class Exposer:
             made=change.now,
             objects=objects,
             came=[one.path for one in came if is_block(one.path)],
-            is_brief=change.stream in change.table.shown.streams,
+            is_brief=change.table.is_brief(change.stream),
         )
 
     def _remember(self, stream: str, added: Added) -> None:
@@ -247,15 +261,20 @@ class Exposer:
         assert current is not None
         self._lists[stream] = (current.manifest_list, added.manifests)
 
-    def _evolve(self, change: _StreamChange, metadata: TableMetadata, files: MemoryFiles) -> TableMetadata:
+    def _evolve(self, change: _StreamChange[Exposed], metadata: TableMetadata, files: MemoryFiles) -> TableMetadata:
         """Return the metadata with the table's columns; the last result is remembered, as this takes milliseconds."""
-        known = (metadata.table_uuid, metadata.current_schema_id, change.table.columns)
-        if self._evolved.get(change.stream) != known:
-            metadata = evolve(metadata, change.table.columns, files)
-            self._evolved[change.stream] = (metadata.table_uuid, metadata.current_schema_id, change.table.columns)
+
+        def ids(one: TableMetadata) -> tuple[UUID, int, int, Shape]:
+            return (one.table_uuid, one.current_schema_id, one.default_spec_id, change.shape)
+
+        if self._evolved.get(change.stream) != ids(metadata):
+            metadata = change.shape.evolve(metadata, files)
+            self._evolved[change.stream] = ids(metadata)
         return metadata
 
-    async def _open(self, change: _StreamChange, before: Iceberg, manifest_list: str) -> Opened:
+    async def _open(
+        self, change: _StreamChange[Exposed], before: Iceberg, metadata: TableMetadata, manifest_list: str
+    ) -> Opened:
         """Read the manifest list, the manifests that may hold a file that goes, and small ones that are merged."""
         digests = before.objects()
 
@@ -268,46 +287,44 @@ class Exposer:
             data = await read(manifest_list)
             listed = await asyncio.to_thread(read_list, data)
         manifests = [one.manifest for one in listed]
-        holding = list_holding(manifests, change.gone)
+        holding = list_holding(manifests, change.gone, change.shape, partition_types(metadata))
         merge = list_to_merge(one for one in manifests if one not in holding)
         paths = [one.manifest_path for one in (*holding, *merge)]
         content = await map_concurrently(paths, read, at_once=AT_ONCE)
         return Opened(listed, dict(zip(paths, content, strict=True)), frozenset(one.manifest_path for one in merge))
 
-    async def _start_anew(self, change: _StreamChange, before: Iceberg | None) -> Table:
+    async def _start_anew(self, change: _StreamChange[Exposed], before: Iceberg | None) -> Exposed:
         """Return the table with an Iceberg table of all the stream's files, and one snapshot."""
         stream, files = change.stream, MemoryFiles()
         unneeded = {*before.objects(), *before.list_held(), version_path(stream, before.number)} if before else set()
-        metadata = evolve(new_metadata(self._place(stream)), change.table.columns, files)
-        new, objects = NewSnapshot(metadata, files, self._unique), dict[str, str]()
+        metadata = change.shape.evolve(change.shape.new_metadata(self._place(stream)), files)
+        covered, new, objects = metadata, NewSnapshot(metadata, files, self._unique), dict[str, str]()
         blocks: list[Stored] = []
         async for part in _split(change.files(stream)):
             blocks += (one for one in part if is_block(one.path))
             unneeded -= {one.path for one in part}
             facts = await self._read_facts(part)
-            await asyncio.to_thread(self._add, new, metadata, files, part, facts)
+            described = await asyncio.to_thread(self._describe, change, metadata, files, part, facts)
+            await asyncio.to_thread(new.add, described)
+            covered = change.shape.cover(covered, (one.footer for one in facts))
             objects |= await self._put_all(files)
         added = await asyncio.to_thread(new.finish, change.now, self._summary(change))
         objects |= await self._put_all(files)
         made = self._describe_snapshot(change, added, objects, blocks)
-        return await self._write_pointer(change, added.metadata, [made], sorted(unneeded))
+        metadata = name_as(added.metadata, covered)
+        return await self._write_pointer(change, metadata, [made], sorted(unneeded))
 
-    def _add(
+    def _describe(
         self,
-        new: NewSnapshot,
+        change: _StreamChange[Exposed],
         metadata: TableMetadata,
         files: MemoryFiles,
         came: Sequence[Stored],
         facts: Sequence[Facts],
-    ) -> None:
-        new.add(self._describe(metadata, files, came, facts))
-
-    def _describe(
-        self, metadata: TableMetadata, files: MemoryFiles, came: Sequence[Stored], facts: Sequence[Facts]
     ) -> list[NewFile]:
-        described: list[NewFile] = []
+        described, types = list[NewFile](), metadata.spec().partition_type(metadata.schema())
         for one, read in zip(came, facts, strict=True):
-            entry = data_file(self._locate(one), one, read.footer, metadata.schema())
+            entry = data_file(self._locate(one), one, read.footer, metadata.schema(), change.shape, types)
             location = f"{metadata.location}/metadata/{self._unique()}-deletes.parquet"
             described.append(NewFile(entry, one.first, mask(files, location, entry, read.masked)))
         return described
@@ -336,21 +353,21 @@ class Exposer:
         files.written.clear()
         return objects
 
-    def _summary(self, change: _StreamChange) -> dict[str, str]:
+    def _summary(self, change: _StreamChange[Exposed]) -> dict[str, str]:
         """Return the summary of a snapshot."""
         number = str(change.table.number + 1)
         return {"capture.epoch": str(change.token), "capture.leader": self._node, "capture.table": number}
 
     async def _write_pointer(
-        self, change: _StreamChange, metadata: TableMetadata, snapshots: list[Snapshot], let_go: Iterable[str]
-    ) -> Table:
+        self, change: _StreamChange[Exposed], metadata: TableMetadata, snapshots: list[Snapshot], let_go: Iterable[str]
+    ) -> Exposed:
         """Store the metadata file. Return the table with a pointer to it.
 
         Retires what is not needed any more, but objects of past snapshots not before these expire.
         """
         number, data = change.table.number + 1, metadata.model_dump_json().encode()
         path = f"{folder(change.stream)}/metadata/{number:010d}-{change.token}-{self._unique()}.metadata.json"
-        [(_, digest)] = (await self._put_all(_one_file(f"{self._base}/{path}", data))).items()
+        [(_, digest)] = (await self._put_all(one_file(f"{self._base}/{path}", data))).items()
         exposed = Iceberg(location=metadata.location, number=number, metadata=path, sha256=digest, snapshots=snapshots)
         held = exposed.list_held()
         retired = {one.path: one for one in change.table.retired if one.path not in held}
@@ -358,12 +375,6 @@ class Exposer:
         return msgspec.structs.replace(
             change.table, iceberg={**change.table.iceberg, change.stream: exposed}, retired=list(retired.values())
         )
-
-
-def _one_file(location: str, data: bytes) -> MemoryFiles:
-    files = MemoryFiles()
-    files.write(location, data)
-    return files
 
 
 async def _split(pages: AsyncIterator[list[Stored]]) -> AsyncIterator[list[Stored]]:

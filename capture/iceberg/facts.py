@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import StatsAggregator
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
-from pyiceberg.typedef import Record
 from pyiceberg.types import (
     DateType,
     DoubleType,
@@ -22,6 +21,7 @@ from pyiceberg.types import (
     LongType,
     NestedField,
     StringType,
+    StructType,
     TimestampType,
     TimestamptzType,
 )
@@ -30,8 +30,8 @@ from capture.archive.manifest import Stored, is_block
 from capture.archive.sequences import Sequences
 from capture.errors import CompactionError
 from capture.formats.envelope import SCHEMA
-from capture.iceberg.columns import ORDER
 from capture.iceberg.position_deletes import find_masked
+from capture.iceberg.shapes import ARCHIVE, OWN_PARTITION, Shape
 from capture.maintenance.merge.schema_evolution import add_block
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from natty.wire.background import map_concurrently
@@ -139,15 +139,27 @@ def fit(footer: pq.FileMetaData, columns: pa.Schema) -> pa.Schema | None:
     return None
 
 
-def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schema) -> DataFile:
-    """Return the manifest's entry of this table file, or of this block, at `location`. Pure."""
+def data_file(
+    location: str,
+    one: Stored,
+    footer: pq.FileMetaData,
+    schema: Schema,
+    shape: Shape = ARCHIVE,
+    types: StructType = OWN_PARTITION,
+) -> DataFile:
+    """Return the manifest's entry of this table file, or of this block, at `location`. Pure.
+
+    CompactionError if it is in no partition of these types.
+    """
+    if (partition := shape.place(one, types)) is None:
+        raise CompactionError(f"{one.path} is in the partition {one.key}, which is not of the table's types: {types}")
     columns = _Columns({field.name: field for field in schema.fields if field.field_type.is_primitive})
     starts = [columns.add(footer.row_group(number)) for number in range(footer.num_row_groups)]
     return DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=location,
         file_format=FileFormat.PARQUET,
-        partition=Record(one.key, one.interval * 1_000_000),
+        partition=partition,
         record_count=one.count,
         file_size_in_bytes=one.bytes,
         column_sizes=dict(columns.sizes),
@@ -159,7 +171,7 @@ def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schem
         key_metadata=None,
         split_offsets=starts,
         equality_ids=None,
-        sort_order_id=None if is_block(one.path) else ORDER.order_id,  # a block may hold messages in another order
+        sort_order_id=shape.find_order(one),
     )
 
 

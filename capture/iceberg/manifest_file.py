@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from pyiceberg.avro.decoder import new_decoder
@@ -29,19 +29,19 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import LongType
+from pyiceberg.types import LongType, StructType
 
 from capture.iceberg.avro_blocks import COMPRESSION, Records, pack, unpack, write_block
-from capture.iceberg.columns import FIRST, PARTITIONS
 from capture.iceberg.manifest_plan import manifest_name, partition_bounds, sequence_range
 from capture.iceberg.memory_catalog import MemoryFiles
 from capture.iceberg.position_deletes import masked_location
+from capture.iceberg.shapes import OWN_PARTITION
 
 GROUP = 64
 """Entries in a block that is copied: compressed one by one, they take three times the bytes."""
 
 _SEQUENCE = 4
-"""The field id of the column `sequence`."""
+"""The field id of the column `sequence` of an archive's table: only there are manifests without a range."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,14 @@ class Entries:
 class Copied:
     """Entries to write into a new manifest as they are, and what a manifest list says about them.
 
-    `content` says whether they are data files or delete files: no manifest has both. `bounds` are partitions that all
+    `content` says whether they are data files or delete files: no manifest has both. `spec` is the number of their
+    partition spec. `bounds` are partitions that all
     others are between. `sequences` are the lowest and highest first sequence of the files; None if not known. `oldest`
     is the lowest sequence number of a snapshot that added one of the files.
     """
 
     content: ManifestContent
+    spec: int
     blocks: list[Entries]
     rows: int
     bounds: list[Record]
@@ -74,26 +76,28 @@ class Copied:
         return sum(one.count for one in self.blocks)
 
 
-def read_live(manifest: ManifestFile, data: bytes, gone: frozenset[str]) -> tuple[Copied, list[ManifestEntry]]:
+def read_live(
+    manifest: ManifestFile, data: bytes, gone: frozenset[str], types: StructType = OWN_PARTITION
+) -> tuple[Copied, list[ManifestEntry]]:
     """Return a manifest's entries without the files `gone`, to be copied, and the decoded entries of those files.
 
     A delete file goes with the data file that it masks; `gone` are locations of data files.
     Entries of files that an earlier snapshot removed are left out. Only blocks that hold a file of `gone` are decoded,
-    and all blocks of a manifest whose ranges are not known.
+    and all blocks of a manifest whose ranges are not known. `types` are those of its partitions.
     """
     wanted = [location.encode() for location in gone]
-    sequences, bounds = sequence_range(manifest), partition_bounds(manifest)
+    sequences, bounds, records = sequence_range(manifest), partition_bounds(manifest, types), _records(types)
     whole: list[Entries] = []
     single: list[bytes] = []
     decoded: list[ManifestEntry] = []
     removed: list[ManifestEntry] = []
-    for count, packed in _read_blocks(manifest, data):
+    for count, packed in _read_blocks(manifest, data, records):
         if count > 1 and not wanted and sequences and bounds:
             whole.append(Entries(count, packed))
             continue
         raw = unpack(packed) if count > 1 else packed
         hit = any(one in raw for one in wanted)
-        entries = list(_records().decode(raw, count)) if hit or not sequences or not bounds else []
+        entries = list(records.decode(raw, count)) if hit or not sequences or not bounds else []
         decoded += (one for one, _ in entries)
         if hit:
             removed += (one for one, _ in entries if masked_location(one.data_file) in gone)
@@ -105,6 +109,7 @@ def read_live(manifest: ManifestFile, data: bytes, gone: frozenset[str]) -> tupl
     rows = (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
     copied = Copied(
         content=manifest.content,
+        spec=manifest.partition_spec_id,
         blocks=[*whole, *_pack(single)],
         rows=rows - sum(one.data_file.record_count for one in removed),
         bounds=list(bounds or (one.data_file.partition for one in decoded)),
@@ -115,9 +120,10 @@ def read_live(manifest: ManifestFile, data: bytes, gone: frozenset[str]) -> tupl
 
 
 def join(parts: Sequence[Copied]) -> Copied:
-    """Return the entries of all parts, which have the same content."""
+    """Return the entries of all parts, which have the same content and partition spec."""
     return Copied(
         content=parts[0].content,
+        spec=parts[0].spec,
         blocks=[block for one in parts for block in one.blocks],
         rows=sum(one.rows for one in parts),
         bounds=[bound for one in parts for bound in one.bounds],
@@ -130,7 +136,7 @@ def write_copied(
     metadata: TableMetadata, copied: Copied, snapshot_id: int, files: MemoryFiles, unique: str
 ) -> ManifestFile:
     """Write a manifest of entries that stay in the table. Return its entry for the manifest list."""
-    writer = _Writer(metadata, copied.content, copied.sequences, snapshot_id, files, unique)
+    writer = _Writer(metadata, copied.spec, copied.content, copied.sequences, snapshot_id, files, unique)
     with writer:
         writer.copy(copied)
     return writer.to_manifest_file()
@@ -138,6 +144,7 @@ def write_copied(
 
 def write_entries(
     metadata: TableMetadata,
+    spec: int,
     content: ManifestContent,
     entries: Iterable[ManifestEntry],
     firsts: Sequence[int],
@@ -149,7 +156,7 @@ def write_entries(
 
     `firsts` are the first sequences of the data files that are in the table, or that are masked.
     """
-    with _Writer(metadata, content, _span(firsts), snapshot_id, files, unique) as writer:
+    with _Writer(metadata, spec, content, _span(firsts), snapshot_id, files, unique) as writer:
         for one in entries:
             writer.add_entry(one)
     return writer.to_manifest_file()
@@ -161,6 +168,7 @@ class _Writer(ManifestWriterV2):
     def __init__(
         self,
         metadata: TableMetadata,
+        spec: int,
         content: ManifestContent,
         sequences: tuple[int, int] | None,
         snapshot_id: int,
@@ -169,7 +177,7 @@ class _Writer(ManifestWriterV2):
     ) -> None:
         name = manifest_name(*sequences, unique) if sequences else f"{unique}-m.avro"
         output = files.new_output(f"{metadata.location}/metadata/{name}")
-        super().__init__(metadata.spec(), metadata.schema(), output, snapshot_id, COMPRESSION)
+        super().__init__(metadata.specs()[spec], metadata.schema(), output, snapshot_id, COMPRESSION)
         self._content = content
 
     def content(self) -> ManifestContent:
@@ -192,16 +200,16 @@ class _Writer(ManifestWriterV2):
 # --- blocks of encoded entries ---------------------------------------------------------------------------------------
 
 
-def _read_blocks(manifest: ManifestFile, data: bytes) -> Iterator[tuple[int, bytes]]:
+def _read_blocks(manifest: ManifestFile, data: bytes, records: Records) -> Iterator[tuple[int, bytes]]:
     """Yield blocks of live entries: the number of entries, and these: compressed if there are several.
 
     Blocks with several entries are from `copy`. pyiceberg writes one entry into a block: its status and its numbers are
     made explicit here.
     """
-    blocks = _records().read_blocks(data, manifest.manifest_path)
+    blocks = records.read_blocks(data, manifest.manifest_path)
     if blocks is None:
         entries = manifest.fetch_manifest_entry(MemoryFiles({manifest.manifest_path: data}))
-        yield from ((1, _make_explicit(_records().encode(one), manifest)) for one in entries)
+        yield from ((1, _make_explicit(records.encode(one), manifest)) for one in entries)
         return
     for count, packed in blocks:
         if count > 1:
@@ -242,11 +250,15 @@ def _span(numbers: Sequence[int | None]) -> tuple[int, int] | None:
     return (min(known), max(known)) if known and len(known) == len(numbers) else None
 
 
-@cache
-def _records() -> Records:
-    """Return the schema of entries: all tables have the same partitions."""
-    file = data_file_with_partition(format_version=2, partition_type=PARTITIONS.partition_type(FIRST))
-    types: dict[int, Any] = {-1: ManifestEntry, 2: DataFile}
+def _records(types: StructType = OWN_PARTITION) -> Records:
+    """Return the schema of entries in partitions of these types."""
+    return _create_records(str(types), types)
+
+
+@lru_cache(maxsize=64)
+def _create_records(_: str, types: StructType) -> Records:
+    file = data_file_with_partition(format_version=2, partition_type=types)
+    classes: dict[int, Any] = {-1: ManifestEntry, 2: DataFile}
     enums: dict[int, Any] = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
     schema = manifest_entry_schema_with_data_file(format_version=2, data_file=file)
-    return Records(schema, "manifest_entry", types, enums)
+    return Records(schema, "manifest_entry", classes, enums)

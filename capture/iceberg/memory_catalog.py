@@ -34,6 +34,13 @@ class MemoryFiles(FileIO):
         self.written.append(location)
 
 
+def one_file(location: str, data: bytes) -> MemoryFiles:
+    """Return one new file."""
+    files = MemoryFiles()
+    files.write(location, data)
+    return files
+
+
 class _File(InputFile, OutputFile):
     def __init__(self, location: str, files: MemoryFiles) -> None:
         super().__init__(location)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyiceberg.manifest import (
     DataFile,
@@ -34,21 +35,27 @@ from pyiceberg.table.update import (
     TableUpdate,
     update_table_metadata,
 )
+from pyiceberg.types import StructType
 
 from capture.errors import ManifestError
 from capture.iceberg.manifest_file import Copied, join, read_live, write_copied, write_entries
 from capture.iceberg.manifest_list import Listed, write_list
 from capture.iceberg.manifest_plan import LARGEST, count_live, is_full
 from capture.iceberg.memory_catalog import MemoryFiles
+from capture.iceberg.shapes import OWN_PARTITION, partition_types
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The manifests of the current snapshot; `content` has those that were opened; `merge` are small ones to merge."""
+    """The manifests of the current snapshot; `content` has those that were opened; `merge` are small ones to merge.
+
+    `types` are those of their partitions, by the number of the partition spec.
+    """
 
     manifests: Sequence[Listed] = ()
     content: Mapping[str, bytes] = field(default_factory=dict)
     merge: frozenset[str] = frozenset()
+    types: Mapping[int, StructType] = field(default_factory=lambda: {0: OWN_PARTITION})
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,9 @@ class NewSnapshot:
         copied, removed = self._copy(opened, gone)
         if missing := gone - {one.data_file.file_path for one in removed}:
             raise ManifestError(f"no manifest holds {min(missing)}, which is to be removed")
+        specs = {one.spec for one in copied} | {one.manifest.partition_spec_id for one in self._kept}
+        if left := specs - partition_types(self._metadata).keys():
+            raise ManifestError(f"files remain that are partitioned by a deleted column: partition spec {min(left)}")
         self.add(came, removed)
         self._manifests += [
             write_copied(self._metadata, one, self._number, self._files, self._unique()) for one in copied
@@ -96,7 +106,7 @@ class NewSnapshot:
 
     def add(self, came: Sequence[NewFile], removed: Sequence[ManifestEntry] = ()) -> None:
         """Write manifests with these new files, and with the entries of removed ones."""
-        came = sorted(came, key=lambda one: (one.entry.partition[1], one.entry.partition[0]))
+        came = sorted(came, key=_sort)
         masked = [(one.deletes, one.first) for one in came if one.deletes]
         self._adds, self._masks = self._adds or bool(came), self._masks or bool(masked)
         self._removed += (one.data_file.file_path for one in removed)
@@ -108,11 +118,27 @@ class NewSnapshot:
     def _write(
         self, content: ManifestContent, came: Sequence[tuple[DataFile, int]], removed: Sequence[ManifestEntry]
     ) -> None:
-        schema, spec, number = self._metadata.schema(), self._metadata.spec(), self._number
+        schema, own, specs = self._metadata.schema(), self._metadata.spec(), self._metadata.specs()
+        known = partition_types(self._metadata)
         for one, _ in came:
-            self._changes.add_file(one, schema, spec)
+            self._changes.add_file(one, schema, own)
+        gone: dict[int, list[ManifestEntry]] = {own.spec_id: []}
         for entry in removed:
-            self._changes.remove_file(entry.data_file, schema, spec)
+            number = entry.data_file.spec_id
+            self._changes.remove_file(entry.data_file, schema, specs[number])
+            if number in known:  # no manifest can be written for the partitions of a deleted column
+                gone.setdefault(number, []).append(entry)
+        for number, entries in gone.items():
+            self._write_part(content, number, came if number == own.spec_id else (), entries)
+
+    def _write_part(
+        self,
+        content: ManifestContent,
+        spec: int,
+        came: Sequence[tuple[DataFile, int]],
+        removed: Sequence[ManifestEntry],
+    ) -> None:
+        number = self._number
         for start in range(0, max(len(came), len(removed)), LARGEST):
             part, gone = came[start : start + LARGEST], removed[start : start + LARGEST]
             entries = [
@@ -121,7 +147,7 @@ class NewSnapshot:
             ]
             firsts = [first for _, first in part]
             self._manifests.append(
-                write_entries(self._metadata, content, entries, firsts, number, self._files, self._unique())
+                write_entries(self._metadata, spec, content, entries, firsts, number, self._files, self._unique())
             )
 
     def finish(self, now: float, said: Mapping[str, str]) -> Added:
@@ -168,7 +194,7 @@ class NewSnapshot:
     def _copy(self, opened: Opened, gone: frozenset[str]) -> tuple[list[Copied], list[ManifestEntry]]:
         """Keep the other manifests. Return what to copy of those that are written again, and the removed entries."""
         full: list[Copied] = []
-        small: dict[ManifestContent, list[Copied]] = defaultdict(list)
+        small: dict[tuple[ManifestContent, int], list[Copied]] = defaultdict(list)
         removed: list[ManifestEntry] = []
         for listed in opened.manifests:
             one = listed.manifest
@@ -178,13 +204,21 @@ class NewSnapshot:
             if content is None:
                 self._kept.append(listed)
                 continue
-            live, found = read_live(one, content, gone)
+            live, found = read_live(one, content, gone, opened.types[one.partition_spec_id])
+            for entry in found:
+                entry.data_file.spec_id = one.partition_spec_id
             if not found and one.manifest_path not in opened.merge:
                 self._kept.append(listed)
             elif live.count:
-                (full if is_full(one) else small[one.content]).append(live)
+                (full if is_full(one) else small[one.content, live.spec]).append(live)
             removed += found
         return [*full, *(join(part) for parts in small.values() for part in _split(parts))], removed
+
+
+def _sort(one: NewFile) -> list[tuple[bool, Any]]:
+    """Return the key that files are sorted by in a manifest: the last field of the partition counts first."""
+    partition = one.entry.partition
+    return [(partition[field] is not None, partition[field]) for field in reversed(range(len(partition)))]
 
 
 def without_snapshots(metadata: TableMetadata, numbers: list[int]) -> TableMetadata:

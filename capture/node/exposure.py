@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from capture.archive.iceberg_state import Expiry, is_reachable
+from capture.archive.iceberg_state import Expiry, Exposable, is_reachable
 from capture.archive.manifest import Stored
-from capture.archive.table import Exposure, Table, TableChange, Unexposed
+from capture.archive.table import Exposed, Exposure, Table, TableChange, Unexposed
 from capture.node.user_catalog import CatalogKeeper
 from capture.stores import Store
 
@@ -27,11 +27,11 @@ class LoadedExposure:
     catalog: CatalogKeeper | None = None
     _loaded: Exposure | None = None
 
-    def is_due(self, table: Table, now: float) -> bool:
+    def is_due(self, table: Exposable, now: float) -> bool:
         """Return whether the published table must change. A table that has files was announced before."""
         return self._loaded is not None and self._loaded.is_due(table, now)
 
-    async def expose(self, change: TableChange) -> Table:
+    async def expose(self, change: TableChange[Exposed]) -> Exposed:
         """Write the metadata of the table that will be committed next; return the table with pointers to them.
 
         If other engines can't reach the store any more, it removes the pointers: the metadata would become outdated.
@@ -46,17 +46,17 @@ class LoadedExposure:
             return await self._loaded.list_fitting(table, blocks)
         return [], table.columns
 
-    async def announce(self, table: Table, *, check: Callable[[], None] = lambda: None) -> None:
+    async def announce(self, table: Exposable, *, check: Callable[[], None] = lambda: None) -> None:
         """Announce a committed table to readers that do not read the head. FencedError if the term is over."""
         if loaded := await self._for(table):
             await loaded.announce(table, check=check)
             if self.catalog:
                 self.catalog.announce(table)
 
-    async def _for(self, table: Table) -> Exposure | None:
+    async def _for(self, table: Exposable) -> Exposure | None:
         if (
             self._loaded is None
-            and (table.files or any(one.root for one in table.list_versions()) or table.iceberg)
+            and (table.listed or any(one.root for one in table.list_versions()) or table.iceberg)
             and is_reachable(self.store, self.rule.location)
         ):
             self._loaded = await asyncio.to_thread(_exposer, self.store, self.rule, self.node)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from capture.archive.iceberg_state import CatalogState, Iceberg, archive_location, folder
-from capture.archive.table import Table
+from capture.archive.iceberg_state import CatalogState, Exposable, Iceberg, archive_location, folder
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, CatalogAwayError, CatalogUnfitError, ForeignEntryError
 from capture.stores import Store
@@ -65,7 +64,7 @@ class UserCatalog:
         """Return the name of a stream's entry, with dots."""
         return ".".join(self.config.table.catalog.identify(self.config.name, stream))
 
-    async def reach(self, table: Table, stream: str) -> str:
+    async def reach(self, table: Exposable, stream: str) -> str:
         """Return a sentence on what the catalog has for a stream, whose table may not exist yet.
 
         Raises ForeignEntryError if the entry is not this archive's; other CatalogErrors, ConfigError.
@@ -78,7 +77,7 @@ class UserCatalog:
         check_ours(found, wanted)
         return f"{self.address} answers; {wanted.name} names {found}"
 
-    async def inspect(self, table: Table, stream: str) -> tuple[str, bool]:
+    async def inspect(self, table: Exposable, stream: str) -> tuple[str, bool]:
         """Return a sentence about the entry, and whether it names the table. Raises CatalogError, ConfigError."""
         wanted, found = await self._find(table, stream)
         from capture.iceberg.foreign import check_ours
@@ -94,7 +93,7 @@ class UserCatalog:
             return str(error), False
         return f"{wanted.name} in the catalog shows an earlier table, {found}", False
 
-    async def set(self, table: Table, stream: str, *, take_over: bool = False) -> str:
+    async def set(self, table: Exposable, stream: str, *, take_over: bool = False) -> str:
         """Let the entry name the stream's table. Return what was done: see `foreign_catalog.set_entry`.
 
         Raises CatalogError, ConfigError, StoreError.
@@ -106,7 +105,7 @@ class UserCatalog:
             wanted = replace(wanted, metadata=await self.store.get(table.iceberg[stream].metadata))
         return await self._run(partial(set_entry, take_over=take_over), wanted)
 
-    async def remove(self, table: Table, stream: str) -> bool:
+    async def remove(self, table: Exposable, stream: str) -> bool:
         """Remove the entry; return False if there is none. Raises CatalogError, ConfigError."""
         wanted = await self._want(table, stream)
         from capture.iceberg.foreign_catalog import remove_entry
@@ -119,14 +118,14 @@ class UserCatalog:
         if not (self._busy and self._busy.is_alive()):
             self._disconnect()
 
-    async def _find(self, table: Table, stream: str) -> tuple[Wanted, str | None]:
+    async def _find(self, table: Exposable, stream: str) -> tuple[Wanted, str | None]:
         """Return the entry that is wanted, and the location that it names now; None if there is none."""
         wanted = await self._want(table, stream)
         from capture.iceberg.foreign_catalog import find_entry
 
         return wanted, await self._run(find_entry, wanted)
 
-    async def _want(self, table: Table, stream: str) -> Wanted:
+    async def _want(self, table: Exposable, stream: str) -> Wanted:
         """Return the entry for a table, without a location if that has none. Loads pyiceberg first."""
         await asyncio.to_thread(_load)
         from capture.iceberg.foreign import Wanted
@@ -212,14 +211,14 @@ class CatalogKeeper:
         self._clock = clock
         self._retry = retry
         self._look = look
-        self._table: Table | None = None
+        self._table: Exposable | None = None
         self._announced = asyncio.Event()
         self._unfit: dict[str, CatalogUnfitError] = {}
 
     def __repr__(self) -> str:
         return f"CatalogKeeper({list(self.states.values())})"
 
-    def announce(self, table: Table) -> None:
+    def announce(self, table: Exposable) -> None:
         """Let the entries name this table soon. Does not wait."""
         self._table = table
         self._announced.set()
@@ -261,7 +260,7 @@ class CatalogKeeper:
         self._report(troubles)
         return not troubles
 
-    async def _set(self, table: Table, stream: str) -> str:
+    async def _set(self, table: Exposable, stream: str) -> str:
         """Set an entry. A catalog that can't replace entries is reported until it can."""
         try:
             done = await self._catalog.set(table, stream)

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from capture.archive.iceberg_state import Iceberg, iceberg_paths
+from capture.archive.iceberg_state import Exposable, Layout
 from capture.archive.index.version import Version
-from capture.archive.manifest import Indexed, Stored, quote_key
+from capture.archive.manifest import Stored, quote_key
 from capture.archive.stored_formats import PARQUET
 from capture.pipelines.derivation import OutputFile, Unit
 
@@ -74,7 +74,7 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return msgspec.structs.replace(self, runs=[*runs, run][-KEPT_RUNS:])
 
 
-class Pipelines(Indexed, frozen=True, kw_only=True):
+class Pipelines(Exposable, frozen=True, kw_only=True):
     """The tables of all pipelines at one moment, by the pipelines' names.
 
     `files` are the tables' files: the stream of a record is the pipeline, its key is `Unit.to_text`, and it names no
@@ -90,16 +90,15 @@ class Pipelines(Indexed, frozen=True, kw_only=True):
     files: list[Stored] = msgspec.field(default_factory=list)
     progress: Version = Version()
     tables: dict[str, PipelineTable] = msgspec.field(default_factory=dict)
-    iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
 
     def list_versions(self) -> list[Version]:
         """Return the versions of indexes that it names: of the files, and the sets of its progress."""
         return [self.index, self.progress]
 
-    def list_named(self) -> set[str]:
-        """Return the paths that must not be deleted, without those of the files in its index."""
-        paths = {one.path for part in (self.files, self.retired) for one in part}
-        return paths.union(iceberg_paths(self.iceberg))
+    def layout(self, stream: str) -> Layout:
+        """Return how the files of a pipeline's table are laid out."""
+        table = self.tables[stream]
+        return Layout(table.columns, tuple(table.partition))
 
 
 def progress_of(pipeline: str, stream: str) -> str:
