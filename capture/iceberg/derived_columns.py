@@ -61,8 +61,9 @@ def evolve(metadata: TableMetadata, columns: str, partition: Sequence[str]) -> T
     """Return the metadata with exactly these columns, in this order, and partitioned by these."""
     fresh = count(metadata.last_column_id + 1)
     fields = _continue_fields(metadata.schema().as_struct(), StructType(*_read_fields(columns, fresh)))
-    changed = _set_schema(metadata, fields)
-    changed = _set_partition(changed, partition)
+    schema, updates = _change_schema(metadata, fields)
+    updates += _change_partition(metadata, schema, partition)
+    changed = update_table_metadata(metadata, tuple(updates)) if updates else metadata
     return _set_mapping(changed, _join(_name(changed.schema().as_struct()), _mapping(changed)))
 
 
@@ -105,9 +106,10 @@ def list_specs(metadata: TableMetadata) -> list[PartitionSpec]:
 
 
 def _read_fields(columns: str, fresh: Iterator[int]) -> list[NestedField]:
-    """Return the columns with new ids; all of them may be null."""
-    schema = pa.schema([field.with_nullable(True).remove_metadata() for field in read_columns(columns)])
-    return list(pyarrow_to_schema(schema, NameMapping(_name_all(schema, fresh))).fields)
+    """Return the columns with new ids. All of them may be null, and so may the fields within them."""
+    schema = pa.schema([field.remove_metadata() for field in read_columns(columns)])
+    struct = pyarrow_to_schema(schema, NameMapping(_name_all(schema, fresh))).as_struct()
+    return _continue_fields(struct, struct)
 
 
 def _continue_fields(known: StructType, wanted: StructType) -> list[NestedField]:
@@ -116,8 +118,10 @@ def _continue_fields(known: StructType, wanted: StructType) -> list[NestedField]
     for one in wanted.fields:
         before = known.field_by_name(one.name)
         kind = None if before is None else _promote(before.field_type, one.field_type)
-        number = one.field_id if before is None or kind is None else before.field_id
-        fields.append(NestedField(number, one.name, kind or one.field_type, required=False))
+        if before is None or kind is None:
+            fields.append(NestedField(one.field_id, one.name, one.field_type, required=False))
+        else:
+            fields.append(NestedField(before.field_id, one.name, kind, required=False))
     return fields
 
 
@@ -128,7 +132,7 @@ def _promote(known: IcebergType, wanted: IcebergType) -> IcebergType | None:
             return StructType(*_continue_fields(known, wanted))
         case ListType(), ListType():
             element = _promote(known.element_type, wanted.element_type)
-            return element and ListType(known.element_id, element, element_required=False)
+            return None if element is None else ListType(known.element_id, element, element_required=False)
         case MapType(), MapType():
             value = _promote(known.value_type, wanted.value_type)
             if value is None or _promote(known.key_type, wanted.key_type) != known.key_type:
@@ -141,40 +145,38 @@ def _promote(known: IcebergType, wanted: IcebergType) -> IcebergType | None:
     return wanted if known == wanted else None
 
 
-def _set_schema(metadata: TableMetadata, fields: Sequence[NestedField]) -> TableMetadata:
-    """Return the metadata with these columns; of a schema that it has had before, if there is one."""
-    schema, updates = Schema(*fields), list[TableUpdate]()
-    if schema.as_struct() == metadata.schema().as_struct():
-        return metadata
-    number = next((one.schema_id for one in metadata.schemas if one.as_struct() == schema.as_struct()), None)
-    if number is None:
-        number = 1 + max(one.schema_id for one in metadata.schemas)
-        updates.append(AddSchemaUpdate(schema=Schema(*fields, schema_id=number)))
-    updates.append(SetCurrentSchemaUpdate.model_validate({"schema-id": number}))
-    return update_table_metadata(metadata, tuple(updates))
+def _change_schema(metadata: TableMetadata, fields: Sequence[NestedField]) -> tuple[Schema, list[TableUpdate]]:
+    """Return the schema with these columns, one that the table has had if there is one, and how to set it."""
+    struct = StructType(*fields)
+    if struct == metadata.schema().as_struct():
+        return metadata.schema(), []
+    schema, updates = next((one for one in metadata.schemas if one.as_struct() == struct), None), list[TableUpdate]()
+    if schema is None:
+        schema = Schema(*fields, schema_id=1 + max(one.schema_id for one in metadata.schemas))
+        updates.append(AddSchemaUpdate(schema=schema))
+    return schema, [*updates, SetCurrentSchemaUpdate.model_validate({"schema-id": schema.schema_id})]
 
 
 # --- partitions ------------------------------------------------------------------------------------------------------
 
 
-def _set_partition(metadata: TableMetadata, partition: Sequence[str]) -> TableMetadata:
-    """Return the metadata with this partition spec. A field that an earlier one has keeps its id."""
+def _change_partition(metadata: TableMetadata, schema: Schema, partition: Sequence[str]) -> list[TableUpdate]:
+    """Return how to set this partition spec. A field that an earlier one has keeps its id."""
     known = {(one.source_id, one.name): one.field_id for spec in metadata.partition_specs for one in spec.fields}
     fresh = count(1 + (metadata.last_partition_id or PARTITION_FIELD_ID_START - 1))
-    sources = [(metadata.schema().find_field(name).field_id, name) for name in partition]
+    sources = [(schema.find_field(name).field_id, name) for name in partition]
     fields = tuple(
         PartitionField(source, known.get((source, name)) or next(fresh), IdentityTransform(), name)
         for source, name in sources
     )
     if metadata.spec().fields == fields:
-        return metadata
+        return []
     updates: list[TableUpdate] = []
     number = next((one.spec_id for one in metadata.partition_specs if one.fields == fields), None)
     if number is None:
         number = 1 + max(one.spec_id for one in metadata.partition_specs)
         updates.append(AddPartitionSpecUpdate(spec=PartitionSpec(*fields, spec_id=number)))
-    updates.append(SetDefaultSpecUpdate.model_validate({"spec-id": number}))
-    return update_table_metadata(metadata, tuple(updates))
+    return [*updates, SetDefaultSpecUpdate.model_validate({"spec-id": number})]
 
 
 # --- the mapping of names --------------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ def _differ(before: Iterable[MappedField], after: Iterable[MappedField]) -> bool
     return any(
         one.field_id != other.field_id or _differ(one.fields, other.fields)
         for one in before
-        if (other := known.get(one.names[0]))
+        if (other := known.get(one.names[0])) is not None  # one without fields is false
     )
 
 
