@@ -58,7 +58,7 @@ async def publish(natty, first, last):
     """Publish the orders with these numbers; their sequences are the same in a new stream."""
     for number in range(first, last + 1):
         subject, payload = make_order(number)
-        await natty.publish(subject, payload, message_id=str(number))
+        await natty.publish(subject, payload, msg_id=str(number))
 
 
 def expected(last):
@@ -104,7 +104,8 @@ async def until_progress(store, pipelines, last):
 
 async def leader_of(natty, archive=STREAM):
     """Return the name of the node that leads the pipelines."""
+    subjects = natty.election(f"capture.{archive}.pipelines").subjects
     async with asyncio.timeout(2 * PATIENCE):
-        while not (now := await leadership(natty, f"capture.{archive}.pipelines")).leader:
+        while not (now := await leadership(natty.jetstream, subjects)):
             await asyncio.sleep(0.1)
-    return now.leader
+    return now.node

@@ -7,6 +7,7 @@ import sys
 import pyarrow.compute as pc
 import pytest
 from capture_chaos_nodes import environment
+from patient import PATIENT
 from pipeline_nodes import (
     LARGE,
     REVENUE,
@@ -20,6 +21,8 @@ from pipeline_nodes import (
 )
 from pyiceberg.table import StaticTable
 
+from natty import Natty
+from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
 pytestmark = [pytest.mark.spark]
@@ -37,12 +40,24 @@ def read_tables(store, names=("revenue", "large")):
 
 
 @pytest.fixture
-async def run_node(nats_server, tmp_path):
+def own_server(natty_tls, nats_server_binary, tmp_path):
+    with NatsServer(folder=tmp_path / "nats", tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture
+async def natty(own_server):
+    async with Natty(**own_server.connect_options(), **PATIENT) as client:
+        yield client
+
+
+@pytest.fixture
+async def run_node(own_server, tmp_path):
     """Start `capture run` as a process; what still runs at the end is killed."""
     running = []
 
     def start(name, pipelines=(REVENUE, LARGE), **more):
-        link = nats_server.connect_options()
+        link = own_server.connect_options()
         path = write_config(tmp_path, name, str(tmp_path / "archive"), link, pipelines, **more)
         with (tmp_path / f"{name}.log").open("ab") as output:
             command = [sys.executable, "-m", "capture", "--log-level", "info", "run", "--config", str(path)]
