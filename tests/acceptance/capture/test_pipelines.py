@@ -7,7 +7,7 @@ import sys
 import pyarrow.compute as pc
 import pytest
 from capture_chaos_nodes import environment
-from patient import PATIENT
+from patient import PATIENCE, PATIENT
 from pipeline_nodes import (
     LARGE,
     REVENUE,
@@ -94,12 +94,17 @@ async def test_leaders_that_are_killed_leave_what_one_clean_run_would(natty, run
     store = str(tmp_path / "archive")
     await natty.ensure_stream(STREAM, subjects=["orders.>"])
     nodes = {name: run_node(name) for name in ("one", "two")}
-    last = 0
-    for _ in range(4):
+    await publish(natty, 1, 150)
+    await until_progress(store, ["revenue", "large"], 150)
+    last = 150
+    for folder in ("table", "iceberg", "_pipeline"):  # written in this order, before the commit
+        known = set(tmp_path.glob(f"archive/_pipelines/{folder}/**/*"))
+        leader = await leader_of(natty)
         await publish(natty, last + 1, last + 150)
         last += 150
-        leader = await leader_of(natty)
-        await asyncio.sleep(last % 7)  # the moment is anywhere in a run
+        async with asyncio.timeout(4 * PATIENCE):
+            while not set(tmp_path.glob(f"archive/_pipelines/{folder}/**/*")) - known:
+                await asyncio.sleep(0.005)
         nodes[leader].kill()
         nodes[leader].wait()
         nodes[leader] = run_node(leader)

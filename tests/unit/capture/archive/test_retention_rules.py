@@ -141,5 +141,5 @@ def test_rules_are_read_in_their_order(tmp_path):
 def test_a_rule_that_makes_no_sense_is_refused_with_its_place(tmp_path, wrong):
     path = tmp_path / "capture.toml"
     path.write_text(f'stream = "S"\nstore = "lake"\n[[retention]]\n[[retention]]\n{wrong}\n')
-    with pytest.raises(ConfigError, match=r"retention\[1\]"):
+    with pytest.raises(ConfigError, match=r"retention 2: "):
         load(path, environment={})
