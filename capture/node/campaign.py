@@ -14,7 +14,11 @@ log = logging.getLogger("capture.node")
 
 
 async def campaign(election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
-    """Be a candidate until cancelled. A failing task is logged, and the campaign starts again."""
+    """Be a candidate until cancelled; `work` is called with each term that this node leads.
+
+    A failing task, or a failing election, is logged, and the campaign starts again after RETRY_DUTY seconds. It returns
+    only if the server can't hold elections.
+    """
     name, failure = election.options.name, ""
 
     async def serve(term: Term) -> None:
