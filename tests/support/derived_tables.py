@@ -1,5 +1,6 @@
 """Tables of pipelines for other engines: files with hidden columns, as a run writes them, and their commits."""
 
+import datetime
 import hashlib
 import io
 
@@ -37,13 +38,13 @@ class Derived:
         self.state, self.document, self.number = HeadState(), Pipelines(), 0
         self.now = HOUR
 
-    async def file(self, rows, *, partition=(), bucket=0, tombstones=False):
-        """Store a file with these rows, with hidden columns beside them, and return its record."""
-        hidden = {
+    async def file(self, rows, *, partition=(), bucket=0, tombstones=False, hidden=True):
+        """Store a file with these rows, and `hidden` columns beside them; return its record."""
+        columns = {
             "__sequence": pa.array(range(len(rows)), pa.int64()),
             "__1": pa.array([{"value": 1.5, "seen": [[("a", 1)]]}] * len(rows), HIDDEN.field("__1").type),
         }
-        for name, column in hidden.items():
+        for name, column in columns.items() if hidden else ():
             rows = rows.append_column(name, column)
         content = io.BytesIO()
         pq.write_table(rows, content, compression="zstd")
@@ -107,3 +108,75 @@ class Derived:
         """Return the rows that pyiceberg reads, each a dict, in no order."""
         more = {"row_filter": where} if where else {}
         return (await self.reader()).scan(snapshot_id=snapshot_id, **more).to_arrow().to_pylist()
+
+
+DAY = datetime.date(2026, 11, 21)
+SALES = pa.schema([("country", pa.string()), ("day", pa.date32()), ("total", pa.int32())])
+WIDER = pa.schema([("country", pa.string()), ("total", pa.int64()), ("tags", pa.list_(pa.string()))])
+OTHER = pa.schema([("day", pa.date32()), ("total", pa.string()), ("tags", pa.list_(pa.string()))])
+
+
+async def _partitioned(table):
+    """Files of two partitions, of one without a value, and of deleted keys."""
+    files = [
+        await table.file(_rows(SALES, ("de", DAY, 1), ("de", DAY, 2)), partition=["de", "2026-11-21"]),
+        await table.file(_rows(SALES, ("fr", DAY, 3)), partition=["fr", "2026-11-21"], bucket=5),
+        await table.file(_rows(SALES, (None, None, 4)), partition=[None, None]),
+        await table.file(_rows(SALES, ("it", DAY, 5)), partition=["it", "2026-11-21"], tombstones=True),
+    ]
+    await table.run(files, columns=SALES, partition=["country", "day"])
+    return [["de", "2026-11-21", 1], ["de", "2026-11-21", 2], ["fr", "2026-11-21", 3], [None, None, 4]]
+
+
+async def _replaced(table):
+    """Another file in the place of one, and of the one without a value."""
+    gone = [one for one in table.document.files if one.key in ('["de","2026-11-21",0]', "[null,null,0]")]
+    files = [
+        await table.file(_rows(SALES, ("de", DAY, 7)), partition=["de", "2026-11-21"]),
+        await table.file(_rows(SALES, (None, None, 8)), partition=[None, None]),
+    ]
+    await table.run(files, gone, columns=SALES, partition=["country", "day"])
+    return [["fr", "2026-11-21", 3], ["de", "2026-11-21", 7], [None, None, 8]]
+
+
+async def _wider(table):
+    """All rows again: a column was dropped, which was in the partition, one was widened, and one came."""
+    file = await table.file(_rows(WIDER, ("de", 2**40, ["a", None])), partition=["de"])
+    await table.rerun([file], columns=WIDER, partition=["country"])
+    return [["de", 2**40, ["a", None]]]
+
+
+async def _added(table):
+    """More rows; none is replaced."""
+    await table.run(
+        [await table.file(_rows(WIDER, ("fr", 2**41, None)), partition=["fr"])], columns=WIDER, partition=["country"]
+    )
+    return [["de", 2**40, ["a", None]], ["fr", 2**41, None]]
+
+
+async def _unpartitioned(table):
+    """All rows again, without partitions: older snapshots stay."""
+    await table.rerun([await table.file(_rows(WIDER, ("es", 11, [])))], columns=WIDER)
+    return [["es", 11, []]]
+
+
+async def _retyped(table):
+    """All rows again: a column has another type, and another column separates files."""
+    file = await table.file(_rows(OTHER, (DAY, "twelve", ["b"])), partition=["2026-11-21"])
+    await table.rerun([file], columns=OTHER, partition=["day"])
+    return [["2026-11-21", "twelve", ["b"]]]
+
+
+async def _emptied(table):
+    """All rows again, and there are none."""
+    await table.rerun([], columns=OTHER, partition=["day"])
+    return []
+
+
+STEPS = [_partitioned, _replaced, _wider, _added, _unpartitioned, _retyped, _emptied]
+"""Runs of one pipeline. Each returns the rows that its table has then, ordered by `total`."""
+
+
+def _rows(columns, *values):
+    lists = [list(one) for one in zip(*values, strict=True)]
+    return pa.table(dict(zip(columns.names, lists, strict=True)), schema=columns)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from capture.archive import chain
 from capture.archive.chain import Head, HeadReader
-from capture.archive.iceberg_state import folder
+from capture.archive.iceberg_state import Exposable, folder
 from capture.archive.table import Table
 from capture.errors import CaptureError, ConfigError, NotStoredError
 from capture.stores import Address, Store
@@ -39,23 +39,27 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Archive:
-    """One archive's tables as last committed; the last read table is cached until the head changes."""
+    """The tables of a document as last committed; the last one that was read is cached until the head changes.
 
-    def __init__(self, store: Store, head: HeadReader) -> None:
+    It is an archive's table, or another `kind`: that of pipelines.
+    """
+
+    def __init__(self, store: Store, head: HeadReader, kind: type[Exposable] = Table) -> None:
         self.store = store
         self._head = head
-        self._known: tuple[Head, Table] | None = None
+        self._kind = kind
+        self._known: tuple[Head, Exposable] | None = None
 
     def __repr__(self) -> str:
         return f"Archive({self.store.url})"
 
-    async def table(self) -> Table:
-        """Return the committed table; an empty one before the first commit. CaptureError, NattyError."""
+    async def table(self) -> Exposable:
+        """Return the committed document; an empty one before the first commit. CaptureError, NattyError."""
         head = await self._head()
         if head is None:
-            return Table()
+            return self._kind()
         if self._known is None or self._known[0] != head:
-            self._known = head, await chain.read(self.store, head, Table)
+            self._known = head, await chain.read(self.store, head, self._kind)
         return self._known[1]
 
     async def metadata(self, stream: str) -> tuple[str, bytes] | None:

@@ -302,6 +302,12 @@ async def test_no_column_gets_an_id_that_a_hidden_one_has(table):
     assert sorted(one["new"] or 0 for one in await table.rows()) == [0, 7]
 
 
+async def test_hidden_columns_that_come_later_are_named_too(table):
+    await table.run([await table.file(sales("de", 1), hidden=False)], columns=COLUMNS)
+    await table.run([await table.file(sales("fr", 2))], columns=COLUMNS)
+    assert await totals(table) == [("de", 1), ("fr", 2)]
+
+
 async def test_a_commit_that_did_not_happen_leaves_no_trace_in_the_next_one(table):
     german, _ = await german_and_french(table)
     await table.run([german], **BY_COUNTRY)
