@@ -26,7 +26,7 @@ from capture.config.load import NEEDED, RELATED, contradictions, find_missing, g
 from capture.config.load import settings as settings_of
 from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
-from capture.config.pipelines import PIPELINE, find_faults
+from capture.config.pipelines import PIPELINE, find_faults, pipelines_name
 from capture.config.provenance import DEFAULT, Given, Place
 from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
@@ -147,8 +147,10 @@ def permissions(
     inbox: Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes.")] = INBOX,
 ) -> None:
     """Print the NATS permissions that a role needs, for the server's configuration. Does not connect."""
-    wanted = settings.archive(config, {"stream": stream, "durable": durable}, {}, needs=("stream",))
-    print(permissions_of(role, wanted, setup=setup).block(inbox))
+    flags = {"stream": stream, "durable": durable}
+    wanted, whole = settings.archive(config, flags, {}, needs=("stream",)), settings.archive(config, flags, {}, needs=())
+    pipelines = pipelines_name(whole) if whole.pipeline else ""
+    print(permissions_of(role, wanted, setup=setup, pipelines=pipelines).block(inbox))
 
 
 def problems(given: Given) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.heads import COMPACTION, PIPELINES, SWEEP
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import BUCKET as STATE
 from capture.ingest.group_source import roster_key
@@ -28,17 +28,19 @@ class Role(StrEnum):
     RESTORE = "restore"
 
 
-def permissions(role: Role, config: CaptureConfig, *, setup: bool = False) -> Permissions:
+def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipelines: str = "") -> Permissions:
     """Return the permissions of a role for the configuration's stream and archive.
 
     A `node` captures, and cannot be elected. A `leader` is a node that can be elected to sweep and to compact: at least
     one machine must run `capture run` with this role. `compaction` is for `capture compact` and `capture sweep`. A
     `reader` reads the archive and verifies it. `purge` and `restore` are for the commands of that name. With `setup`
-    the role also creates missing buckets.
+    the role also creates missing buckets. `pipelines` is the name of the pipelines' election, if there are pipelines: a
+    `leader` can also be elected to run them.
     """
     buckets = (STATE, ELECTIONS, *([MEMBERS] if config.group else []))
     made = api_subjects(*(f"STREAM.CREATE.KV_{bucket}" for bucket in buckets)) if setup else ()
-    return _ROLES[role](config) + Permissions(made)
+    found = _ROLES[role](config) + Permissions(made)
+    return found + candidate(PIPELINES.election(pipelines)) if pipelines and role == Role.LEADER else found
 
 
 def _node(config: CaptureConfig) -> Permissions:

@@ -14,6 +14,7 @@ from hostile import MALFORMED, publish_raw
 from patient import PATIENCE, PATIENT
 from typer.testing import CliRunner
 
+from capture.archive.heads import PIPELINES
 from capture.cli.app import make_app as make_capture_app
 from natty import Natty
 from natty.cli.app import make_app as make_natty_app
@@ -37,6 +38,7 @@ ROLES = {
     "node": ("capture", "permissions", "node", "--stream", "ORDERS"),
     "shared": ("capture", "permissions", "node", "--stream", "SHARED"),
     "leader": ("capture", "permissions", "leader", "--stream", "ORDERS"),
+    "derivation": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "compaction": ("capture", "permissions", "compaction", "--stream", "ORDERS"),
     "reader": ("capture", "permissions", "reader", "--stream", "ORDERS"),
     "purge": ("capture", "permissions", "purge", "--stream", "ORDERS"),
@@ -44,6 +46,13 @@ ROLES = {
 }
 IN_GROUP = {"CAPTURE_GROUP": "g", "CAPTURE_STREAM": "SHARED", "CAPTURE_STORE": "shared"}
 """The environment of the role `shared`: a node that shares the stream with others."""
+PIPELINE = """
+[[pipeline]]
+name = "numbers"
+sql = "SELECT n FROM ORDERS"
+mode = "append"
+"""
+"""Added to the configuration of the role `derivation`: a leader that can also be elected to run pipelines."""
 CONFIG = """
 stream = "ORDERS"
 store = "lake"
@@ -93,8 +102,10 @@ def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
     """A server whose users are the roles, with a stream, buckets and an archive that the administrator has made."""
     folder = tmp_path_factory.mktemp("guarded")
     users = [f"{{user: root, password: {PASSWORD}}}"]
+    (folder / "pipelines.toml").write_text(CONFIG + PIPELINE)
+    environments = {"shared": IN_GROUP, "derivation": {"CAPTURE_CONFIG": str(folder / "pipelines.toml")}}
     for role, (program, *words) in ROLES.items():
-        done = CliRunner().invoke(APPS[program], words, env=IN_GROUP if role == "shared" else {})
+        done = CliRunner().invoke(APPS[program], words, env=environments.get(role, {}))
         assert done.exit_code == 0, done.output
         users.append(f"{{user: {role}, password: {PASSWORD}, {done.stdout}}}")
     options = ServerOptions(authorization="authorization {\nusers: [\n" + "\n".join(users) + "\n]\n}")
@@ -194,6 +205,29 @@ def test_two_candidates_of_an_election(guarded):
 
     guarded.run("candidate", work)
     assert guarded.refused("candidate") == []
+
+
+def test_a_leader_of_pipelines(guarded):
+    async def work(natty):
+        led = []
+
+        async def lead(term):
+            led.append(term.token)
+            await term.commit(PIPELINES.commit, b"%d" % term.token)
+
+        await natty.election(PIPELINES.election("ORDERS"), lease=2.0).run(lead)
+        assert len(led) == 1
+
+    guarded.run("derivation", work)
+    assert guarded.refused("derivation") == []
+
+    async def refused(natty):
+        with pytest.raises((NattyError, TimeoutError)):
+            await asyncio.wait_for(natty.election(PIPELINES.election("ORDERS"), lease=2.0).run(work), 5.0)
+
+    before = len(guarded.refused("leader"))
+    guarded.run("leader", refused)  # its configuration names no pipelines
+    assert any("ORDERS.pipelines" in line for line in guarded.refused("leader")[before:])
 
 
 def test_a_writer_and_a_watcher_of_a_bucket(guarded):
