@@ -1,5 +1,6 @@
 """What the documents say is true: commands exist and are described, examples run, links lead somewhere."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,12 +8,14 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from patient import PATIENCE
 from typer.main import get_command
 
 from capture.cli.app import make_app as make_capture_app
 from capture.config.load import load
+from capture.pipelines.definition import Pipeline
 from natty.cli.app import make_app as make_natty_app
 
 ROOT = Path(__file__).parents[1]
@@ -158,6 +161,19 @@ def test_the_reference_shows_every_setting_with_its_default(tmp_path):
     text = blocks(CLI, "toml")[0]
     for name in (*default.__struct_fields__, *default.limits.__struct_fields__, *default.compaction.__struct_fields__):
         assert name in text
+
+
+def test_the_page_of_pipelines_shows_every_setting_with_its_default_and_its_examples_are_right(tmp_path):
+    text = (ROOT / "docs" / "pipelines.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", text[: text.index("## How a table is kept")], re.MULTILINE))
+    for one in msgspec.structs.fields(Pipeline):
+        shown = rows[one.name].strip("` ")
+        if one.name not in ("name", "sql", "python", "mode", "key", "schema", "inputs"):
+            assert shown == json.dumps(one.default_factory() if one.default is msgspec.NODEFAULT else one.default)
+    for number, example in enumerate(blocks(text, "toml")):
+        path = tmp_path / f"{number}.toml"
+        path.write_text('store = "lake"\nstreams = ["ORDERS", "KV_config"]\n' + example)
+        assert load(path, environment={}, pipelines=True).pipeline
 
 
 PROSE = [

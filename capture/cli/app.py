@@ -88,6 +88,7 @@ class Commands(LateGroup):
         "catalog": Place(
             "capture.cli.catalog:app", "Serve the table as an Iceberg REST catalog, or register it in yours."
         ),
+        "pipeline": Place("capture.cli.pipeline:app", "Show the pipelines: tables that are derived from streams."),
         "keys": Place("capture.cli.keys:app", "Create and show keys for encryption and signatures."),
     }
 

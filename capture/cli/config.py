@@ -148,7 +148,10 @@ def permissions(
 ) -> None:
     """Print the NATS permissions that a role needs, for the server's configuration. Does not connect."""
     flags = {"stream": stream, "durable": durable}
-    wanted, whole = settings.archive(config, flags, {}, needs=("stream",)), settings.archive(config, flags, {}, needs=())
+    wanted, whole = (
+        settings.archive(config, flags, {}, needs=("stream",)),
+        settings.archive(config, flags, {}, needs=()),
+    )
     pipelines = pipelines_name(whole) if whole.pipeline else ""
     print(permissions_of(role, wanted, setup=setup, pipelines=pipelines).block(inbox))
 
@@ -218,6 +221,8 @@ def limits(config: CaptureConfig) -> list[str]:
         found.append("no other engine can open the objects of this store: the archive has no Iceberg tables")
     if config.table.fresh and (config.encrypt or not is_open(config.format)):
         found.append("fresh shows plain Parquet blocks only: engines see these ones after a compaction at the earliest")
+    if config.pipeline and config.encrypt:
+        found.append("blocks are encrypted, and the tables of pipelines are not: Spark and other engines open them")
     if config.table.catalog.type == "rest":
         found.append("a REST catalog compares nothing when an entry is replaced: only this archive should change it")
     return found

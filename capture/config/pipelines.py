@@ -10,9 +10,10 @@ from capture.archive.heads import PIPELINES
 from capture.config.provenance import Given, Place
 from capture.config.settings import CaptureConfig
 from capture.config.streams import below, each
-from capture.errors import ConfigError
+from capture.errors import ConfigError, PipelineError
 from capture.pipelines.definition import Pipeline, order
 from capture.pipelines.document import FOLDER
+from capture.pipelines.run import choose_method
 
 PIPELINE: Place = ("pipeline",)
 SEVERAL = "streams"
@@ -36,8 +37,9 @@ def find_faults(config: CaptureConfig, given: Given, *, complete: bool = True) -
         found.append(given.blame(str(error), "pipelines_name", "archive"))
     if complete and not found:
         try:
-            order(config.pipeline, [one.stream for one in archives(config)])
-        except ConfigError as error:
+            for one in read_pipelines(config):
+                choose_method(one, {each.name: each for each in config.pipeline})
+        except (ConfigError, PipelineError) as error:
             found.append(_locate(str(error), given))
     return found
 

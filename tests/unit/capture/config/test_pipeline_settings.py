@@ -4,9 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from capture.cli.config import problems
+from capture.cli.config import limits, problems
 from capture.config.load import gather_settings, load
 from capture.config.pipelines import read_pipelines
 from capture.config.provenance import lines_of
@@ -143,6 +144,13 @@ def test_an_input_that_is_missing_because_it_is_wrong_is_not_complained_about(fi
     assert "reads revenue" not in refuse(file, REVENUE.replace('"upsert"', '"up"') + reader)
 
 
+def test_a_table_to_which_rows_are_only_added_reads_none_whose_rows_are_replaced(file: Path) -> None:
+    reader = '[[pipeline]]\nname = "a"\nsql = "SELECT country FROM revenue"\nmode = "append"\n'
+    said = refuse(file, REVENUE + reader)
+    assert 'pipeline a: mode = "append" adds the rows of new messages, and it reads revenue' in said
+    assert said.endswith("(file capture.toml, line 9)")
+
+
 def test_the_name_of_the_election_must_be_one(file: Path) -> None:
     assert "can't name an election" in refuse(file, 'pipelines_name = "a b"\n' + REVENUE)
 
@@ -175,6 +183,12 @@ def test_lines_of_tables_in_a_list_are_numbered() -> None:
     assert {place: line for place, line in found.items() if len(place) > 1} == {
         **{("b", "0"): 2, ("b", "0", "c"): 3, ("b", "1"): 6, ("b", "2"): 7, ("b", "2", "c"): 8, ("b", "2", "d"): 10},
     }
+
+
+def test_the_check_notes_that_tables_of_an_encrypted_archive_are_plain(file: Path) -> None:
+    config = msgspec.structs.replace(read(REVENUE, file), encrypt=True)
+    assert any("the tables of pipelines are not" in one for one in limits(config))
+    assert not any("the tables of pipelines" in one for one in limits(read(REVENUE, file)))
 
 
 def test_pipelines_change_in_a_running_node(file: Path) -> None:
