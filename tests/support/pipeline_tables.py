@@ -14,10 +14,10 @@ SHA256 = "0" * 64
 class PipelineTables:
     """The committed tables of an archive's pipelines; `folder` is the archive's."""
 
-    def __init__(self, folder, token=1):
+    def __init__(self, folder, token=1, signer=None):
         self.store = open_store(str(folder / "_pipelines"))
         self.head, self.document = None, Pipelines()
-        self._pointer = MemoryHead(token, HeadState())
+        self._pointer = MemoryHead(token, HeadState(), signer)
 
     async def commit(self, tables, files=(), progress=None, iceberg=None):
         """Commit tables by name, files as (table, rows, run, unit, tombstones), and runs of sequences by progress."""

@@ -136,7 +136,7 @@ class PipelineView:
         store = open_store(pipelines_store(config))
         head = await PIPELINES.reader(natty, pipelines_name(config))() if natty else None
         head = head or await latest_offline(store, Pipelines)
-        document = await chain.read(store, head, Pipelines, check=config.trust(pipelines_name(config)).check_document)
+        document = await chain.read(store, head, Pipelines, check=config.trust().check_document)
         return cls(config, natty, head, document)
 
     def find(self, name: str) -> str:

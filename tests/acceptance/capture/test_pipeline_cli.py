@@ -64,7 +64,7 @@ def test_without_a_server_the_newest_documents_are_shown_and_that_is_said(shell,
     done = shell.capture("pipeline", "ls", "--json", CAPTURE_CONFIG="capture.toml", NATS_URL="tls://127.0.0.1:1")
     assert done.status == 0
     assert json.loads(done.out)[0]["rows"] == 6
-    assert "the server does not answer, so these are the newest documents in the store: " in done.err
+    assert "NATS can't be asked for the committed tables, so these are the newest in the store: " in done.err
     assert "Traceback" not in done.err
 
 

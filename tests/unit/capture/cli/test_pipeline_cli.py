@@ -6,7 +6,7 @@ import re
 
 import pyarrow as pa
 import pytest
-from archived import Archived
+from archived import KEYS, Archived
 from capture_command import CaptureCommand
 from pipeline_tables import PipelineTables, file, table
 
@@ -348,3 +348,29 @@ def test_a_damaged_document_is_a_sentence(command, world, tmp_path):
         status, out, err = command(*words)
         assert (status, out) == (1, "")
         assert "is damaged" in err
+
+
+def test_the_pipelines_of_several_streams_are_beside_their_archives(command, tmp_path):
+    text = CONFIG.replace('stream = "ORDERS"', 'streams = ["ORDERS", "OTHER"]')
+    text += '[[pipeline]]\nname = "both"\nsql = "SELECT * FROM ORDERS JOIN OTHER USING (subject)"\nmode = "replace"\n'
+    (tmp_path / "capture.toml").write_text(text)
+
+    async def make():
+        await Archived(folder=tmp_path / "lake" / "ORDERS").make()
+        await PipelineTables(tmp_path / "lake").commit({}, [], {("both", "ORDERS"): [(1, 2)]})
+
+    asyncio.run(make())
+    found = {one["name"]: one for one in read(command("ls", "--json"))}
+    assert (found["both"]["reads"], found["both"]["behind"]) == (["ORDERS", "OTHER"], 4)  # OTHER has no archive yet
+    assert "read 0 new messages of OTHER: 0 objects" in "\n".join(lines(command("plan", "both")))
+    assert lines(command("lineage"))[-2:] == ["OTHER", "└─ both (replace)"]
+
+
+def test_documents_must_be_signed_if_a_public_key_is_given(command, world, tmp_path, monkeypatch):
+    keys = "\n".join(f"{name}:{key}" for name, key in KEYS.public.lines().items())
+    (tmp_path / "public.keys").write_text(keys)
+    monkeypatch.setenv("CAPTURE_PUBLIC_KEY_FILE", "public.keys")
+    for words in (("ls",), ("history", "revenue"), ("check",)):
+        status, out, err = command(*words)
+        assert (status, out) == (1, "")
+        assert "is not signed" in err
