@@ -106,6 +106,7 @@ class PipelineInputs:
             all=await find_all_parts(inventory, config.stream) if method.reads_all else [],
             payload_schema=_settle_schema(pipeline, table.payload_schemas, config.stream),
             typed=look.columns,
+            since_ns=table.since_ns,
             key_file=_make_absolute(config.key_file),
         )
 

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,11 +22,12 @@ from capture.maintenance.compaction_plan import new_name
 from capture.node.campaign import campaign
 from capture.node.exposure import LoadedExposure
 from capture.node.pipeline_inputs import PipelineInputs
+from capture.node.pipeline_requests import Request, read_requests
 from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Deriver
-from capture.pipelines.document import FOLDER, PipelineTable, Run, run_folder
-from capture.pipelines.run import choose_method, conclude, fail, make_derivation
+from capture.pipelines.document import FOLDER, Pipelines, PipelineTable, Run, run_folder
+from capture.pipelines.run import QUARANTINE, choose_method, conclude, fail, make_derivation
 from capture.spark import SparkDriver, unavailable
 from capture.stores import Store, open_store
 from capture.stores.open import explain_unopenable
@@ -39,10 +41,20 @@ RETRY, LONGEST_RETRY = 30.0, 3600.0
 """Seconds after a failed run until the next one; they double with each further failure."""
 KEPT_FOR = 3600.0
 """Seconds that a past snapshot of a table stays: each run of an upsert replaces files."""
-KEEPS = "pipelines"
-"""The name of the task in messages about failures."""
+KEEPS, REQUESTS = "pipelines", "requests of pipelines"
+"""The names in `failing` of what is not about one pipeline."""
 
 log = logging.getLogger("capture.pipelines")
+
+
+@dataclass
+class Round:
+    """What runs share that begin together: they see the same `inputs`."""
+
+    leading: PipelineLeading
+    deriver: Deriver
+    pipelines: list[Pipeline]
+    inputs: PipelineInputs
 
 
 @dataclass
@@ -113,72 +125,77 @@ class PipelineKeeper:
     async def run_due(self, leading: PipelineLeading, deriver: Deriver) -> None:
         """Run the pipelines that are due, each after those that it reads. A failure is recorded, and the others run.
 
-        FencedError or LeadershipLostError if the term is over.
+        What operators have asked for is done first for each. FencedError or LeadershipLostError if the term is over.
         """
         async with self._attempt(KEEPS):
             pipelines = read_pipelines(self.config)
+            requests = await self._read_requests()
             document = await leading.read(self.clock())
             await leading.clean(self.clock())
             if leading.exposure.is_due(document, self.clock()):
                 document = await leading.commit(Change(tables={}), self.clock())
-            began, inputs = self.elapsed(), PipelineInputs(self.natty, self.config, leading, document)
+            began, round_ = self.elapsed(), Round(leading, deriver, pipelines, self._look(leading, document))
             for one in pipelines:
-                table = document.tables.get(one.name)
-                if table and table.number and table.definition != one.definition:
-                    self._note(one.name, _explain_change(one.name))
-                    continue
-                if not self._is_due(one, table):
+                asked = requests.get(one.name)
+                table = document.tables.get(one.name) or PipelineTable(definition=one.definition)
+                if asked and asked.id == table.asked:
+                    asked = None
+                if asked and asked.what in ("pause", "resume"):
+                    after = msgspec.structs.replace(table, paused=asked.what == "pause", asked=asked.id)
+                    document = await leading.commit(Change(tables={one.name: after}), self.clock())
+                    table, asked = after, None
+                if not asked and not self._is_due(one, table):
                     continue
                 if self.elapsed() > began + leading.grace / 3:  # what was read then may be deleted soon
-                    began, inputs = self.elapsed(), PipelineInputs(self.natty, self.config, leading, document)
-                inputs.document = document
+                    began, round_.inputs = self.elapsed(), self._look(leading, document)
+                round_.inputs.document = document
                 async with self._attempt(one.name):
-                    await self.run(one, leading, deriver, inputs, pipelines)
+                    await self.run(one, table, round_, asked)
                 document = await leading.read(self.clock())
 
-    async def run(
-        self,
-        pipeline: Pipeline,
-        leading: PipelineLeading,
-        deriver: Deriver,
-        inputs: PipelineInputs,
-        pipelines: list[Pipeline],
-        *,
-        anew: bool = False,
-    ) -> bool:
+    async def _read_requests(self) -> Mapping[str, Request]:
+        async with self._attempt(REQUESTS):
+            return await read_requests(self.natty, pipelines_name(self.config))
+        return {}
+
+    def _look(self, leading: PipelineLeading, document: Pipelines) -> PipelineInputs:
+        return PipelineInputs(self.natty, self.config, leading, document)
+
+    async def run(self, pipeline: Pipeline, table: PipelineTable, round_: Round, asked: Request | None = None) -> bool:
         """Run a pipeline once, if there is anything new; return whether it ran.
 
         A failure is committed as the record of a run, and raised again. FencedError; CaptureError; NattyError.
         """
-        began, document = self.clock(), inputs.document
-        table = document.tables.get(pipeline.name)
-        run = Run(number=0, began=began, ended=began, token=leading.pointer.token, leader=self.node)
+        began, leading = self.clock(), round_.leading
+        anew = asked is not None and asked.what == "rerun"
+        if asked:
+            table = msgspec.structs.replace(table, asked=asked.id)
+        if asked and anew:
+            table = msgspec.structs.replace(table, since_ns=asked.since_ns)
+        why: Literal["new", "rerun", "asked"] = "new" if not asked else "rerun" if anew else "asked"
+        run = Run(number=0, began=began, ended=began, token=leading.pointer.token, leader=self.node, why=why)
         try:
-            done = await self._compute(pipeline, leading, deriver, inputs, pipelines, run, anew=anew)
+            done = await self._compute(pipeline, table, round_, run, anew=anew)
         except (FencedError, LeadershipLostError):
             raise
         except (CaptureError, NattyError) as error:
             run = msgspec.structs.replace(run, ended=self.clock())
-            change = fail(pipeline, table, run, str(error), getattr(error, "plan", ""))
+            before = round_.inputs.document.tables.get(pipeline.name) or table
+            before = msgspec.structs.replace(before, asked=table.asked)
             with contextlib.suppress(PipelineError):
+                change = fail(before, pipeline.name, run, str(error), getattr(error, "plan", ""))
                 await leading.commit(change, self.clock())
             raise
+        if asked and not done:
+            await leading.commit(Change(tables={pipeline.name: table}), self.clock())
         self._looked[pipeline.name] = began
         return done
 
-    async def _compute(
-        self,
-        pipeline: Pipeline,
-        leading: PipelineLeading,
-        deriver: Deriver,
-        inputs: PipelineInputs,
-        pipelines: list[Pipeline],
-        run: Run,
-        *,
-        anew: bool,
-    ) -> bool:
-        table = inputs.document.tables.get(pipeline.name) or PipelineTable(definition=pipeline.definition)
-        method = choose_method(pipeline, {one.name: one for one in pipelines})
+    async def _compute(self, pipeline: Pipeline, table: PipelineTable, round_: Round, run: Run, *, anew: bool) -> bool:
+        leading, inputs = round_.leading, round_.inputs
+        if table.number and table.definition != pipeline.definition and not anew:
+            raise PipelineError(explain_change(pipeline.name))
+        method = choose_method(pipeline, {one.name: one for one in round_.pipelines})
         gathered = await inputs.gather(pipeline, method, table, anew=anew)
         if not gathered.is_new:
             return False
@@ -189,15 +206,16 @@ class PipelineKeeper:
         )
         try:
             async with asyncio.timeout(pipeline.time_limit):
-                derived = await deriver.derive(asked)
+                derived = await round_.deriver.derive(asked)
         except TimeoutError:
             raise PipelineError(
                 f"pipeline {pipeline.name}: its run took longer than its time_limit of {pipeline.time_limit:g} s, and"
                 " was ended"
             ) from None
         leading.pointer.check()
-        run = msgspec.structs.replace(run, ended=self.clock(), why="rerun" if gathered.anew else "new")
-        quarantine = inputs.document.tables.get(f"{pipeline.name}__quarantine")
+        why = "rerun" if gathered.anew and table.number else run.why
+        run = msgspec.structs.replace(run, ended=self.clock(), why=why)
+        quarantine = inputs.document.tables.get(QUARANTINE.format(name=pipeline.name))
         await leading.commit(conclude(pipeline, table, gathered, derived, files, run, quarantine), self.clock())
         log.info(
             "%s ran pipeline %s: %s in, %s out",
@@ -209,9 +227,18 @@ class PipelineKeeper:
         )
         return True
 
-    def _is_due(self, pipeline: Pipeline, table: PipelineTable | None) -> bool:
-        """Return whether a slot has begun since the last run, and the time after failures is over."""
-        now, runs = self.clock(), table.runs if table else []
+    def _is_due(self, pipeline: Pipeline, table: PipelineTable) -> bool:
+        """Return whether a slot has begun since the last run, and the time after failures is over.
+
+        A paused pipeline is not due. Nor is one whose definition was changed: that is noted as a failure.
+        """
+        if table.paused:
+            self.failing.pop(pipeline.name, None)
+            return False
+        if table.number and table.definition != pipeline.definition:
+            self._note(pipeline.name, explain_change(pipeline.name))
+            return False
+        now, runs = self.clock(), table.runs
         began = max([self._looked.get(pipeline.name, 0.0), *(one.began for one in runs[-1:])])
         if began and began >= pipeline.times().last(now):
             return False
@@ -244,7 +271,8 @@ class PipelineKeeper:
             self.failing.pop(what, None)
 
 
-def _explain_change(name: str) -> str:
+def explain_change(name: str) -> str:
+    """Return a sentence about a pipeline whose settings are not those that its table was made by."""
     return (
         f"pipeline {name} was changed, and its table is as it was before: `capture pipeline check` says what differs,"
         f" and `capture pipeline rerun {name}` makes it again"

@@ -37,7 +37,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     `payload_schema`, in Spark's DDL, also the fields of the payload's JSON; "infer": as new messages have them. `typed`
     (`schema_evolution.write_columns`) are typed columns that messages have even if no object to read has them: then
     they are null. `columns` are those of another pipeline's table; "" for messages. `store` is the URL of the objects'
-    store, `key_file` has the keys of encrypted ones.
+    store, `key_file` has the keys of encrypted ones. Only messages that the stream stored at or after `since_ns` (Unix
+    nanoseconds) are rows.
     """
 
     store: str
@@ -47,6 +48,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     typed: str = ""
     columns: str = ""
     key_file: str = ""
+    since_ns: int = 0
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaced: int = 0
     token: int = 0
     leader: str = ""
-    why: Literal["new", "rerun"] = "new"
+    why: Literal["new", "rerun", "asked"] = "new"
     error: str = ""
     violations: dict[str, int] = {}
     plan: str = ""
@@ -57,6 +57,8 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     its rows again after it. `columns` are the files' visible columns (`schema_evolution.write_columns`), and
     `partition` those that separate files. `payload_schemas` are the types of the inputs' payloads, as the first run has
     inferred them. `inputs` has for each other pipeline that it reads the number of its last run that this table has.
+    `since_ns` is from when on it has messages (Unix nanoseconds). `asked` is the operators' last request that was
+    carried out; while it is `paused` it runs only on request.
     """
 
     definition: str
@@ -66,6 +68,9 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     partition: list[str] = []
     payload_schemas: dict[str, str] = {}
     inputs: dict[str, int] = {}
+    since_ns: int = 0
+    paused: bool = False
+    asked: str = ""
     runs: list[Run] = []
 
     def with_run(self, run: Run) -> PipelineTable:

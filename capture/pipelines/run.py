@@ -178,11 +178,10 @@ def conclude(
     return Change(tables=tables, came=came, gone=gone, progress=progress, anew=list(progress) if gathered.anew else [])
 
 
-def fail(pipeline: Pipeline, table: PipelineTable | None, run: Run, error: str, plan: str = "") -> Change:
-    """Return the commit that records a failed run: nothing else changes."""
-    before = table or PipelineTable(definition=pipeline.definition, partition=pipeline.partition)
-    run = msgspec.structs.replace(run, number=before.number, error=error[:MOST_ERROR], plan=plan[:MOST_PLAN])
-    return Change(tables={pipeline.name: before.with_run(run)})
+def fail(table: PipelineTable, name: str, run: Run, error: str, plan: str = "") -> Change:
+    """Return the commit that records a failed run of the pipeline with this name: nothing else changes."""
+    run = msgspec.structs.replace(run, number=table.number, error=error[:MOST_ERROR], plan=plan[:MOST_PLAN])
+    return Change(tables={name: table.with_run(run)})
 
 
 def _find_gone(pipeline: Pipeline, derived: Derived, files: Sequence[Stored]) -> list[Stored]:

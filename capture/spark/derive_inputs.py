@@ -66,7 +66,10 @@ class Source:
     def _frame(self, parts: Sequence[Part]) -> DataFrame:
         if self.given.columns:
             return self._rows_of_pipeline(parts)
-        return self._add_columns(self._messages(parts))
+        messages = self._messages(parts)
+        if self.given.since_ns:
+            messages = messages.where(F.col("time_ns") >= self.given.since_ns)
+        return self._add_columns(messages)
 
     def _messages(self, parts: Sequence[Part]) -> DataFrame:
         given, columns = self.given, self._columns

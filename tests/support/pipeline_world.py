@@ -18,7 +18,7 @@ from capture.archive import chain
 from capture.archive.index.contents import load
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, FencedError
+from capture.errors import CaptureError, FencedError, PipelineError
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.node.pipeline_keeper import PipelineKeeper
 from capture.pipelines.commits import PipelineLeading
@@ -76,10 +76,12 @@ class Striking:
 class ArrowDeriver:
     """Computes the two queries."""
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, store, world):
+        self._store, self._world = store, world
 
     async def derive(self, asked):
+        if self._world.fail_with:
+            raise PipelineError(self._world.fail_with)
         [given] = asked.inputs.values()
         sequences = [
             one
@@ -121,6 +123,17 @@ class ArrowDeriver:
         return OutputFile(path=path, unit=unit, rows=len(table), bytes=len(data), sha256=digest)
 
 
+class Keeper(PipelineKeeper):
+    """Without NATS: the requests of operators are in `requests`."""
+
+    def __init__(self, requests, *args, **options):
+        super().__init__(None, *args, **options)
+        self.requests = requests
+
+    async def _read_requests(self):
+        return self.requests
+
+
 class World:
     """An archive, its pipelines, and leaders of them one after the other."""
 
@@ -131,6 +144,8 @@ class World:
         self.head = HeadState()
         self.token, self.now = 0, NOW
         self.stored = set()
+        self.requests = {}
+        self.fail_with = ""
 
     def copy(self, folder):
         """Return this world as it is now, whose files were copied to another folder."""
@@ -152,9 +167,9 @@ class World:
         """Return what the next leader runs: a function for all pipelines that are due."""
         self.token += 1
         store = store or self.home
-        keeper = PipelineKeeper(None, self.config, f"node-{self.token}", clock=lambda: self.now)
+        keeper = Keeper(self.requests, self.config, f"node-{self.token}", clock=lambda: self.now)
         leading = PipelineLeading(store, MemoryHead(self.token, self.head), f"node-{self.token}")
-        deriver = ArrowDeriver(store)
+        deriver = ArrowDeriver(store, self)
 
         async def run():
             self.now += 10.0

@@ -1,0 +1,122 @@
+"""What operators ask for: run now, pause, resume, make all rows again; and what the leader does without being asked."""
+
+import msgspec
+from pipeline_world import ALL, SUMS, World, run_struck
+
+from capture.archive import chain
+from capture.node.pipeline_requests import Request
+from capture.pipelines.document import Pipelines
+
+RARELY = msgspec.structs.replace(SUMS, schedule="every 1d")
+
+
+async def tables(world):
+    return (await chain.read(world.home, world.head.head, Pipelines)).tables
+
+
+async def test_a_request_runs_a_pipeline_before_its_time_and_once(tmp_path):
+    world = World(tmp_path, [RARELY])
+    run = world.lead()
+    await world.store(range(1, 8))
+    assert await run() == {}
+    await world.store(range(8, 20))
+    assert await run() == {}
+    assert (await tables(world))["sums"].number == 1  # its next slot begins tomorrow
+    world.requests["sums"] = Request(what="run", id="a")
+    assert await run() == {}
+    found = (await tables(world))["sums"]
+    assert (found.number, found.asked, [one.why for one in found.runs]) == (2, "a", ["new", "asked"])
+    await world.store(range(20, 22))
+    assert await run() == {}
+    assert (await tables(world))["sums"].number == 2  # the request was carried out
+
+
+async def test_a_request_with_nothing_new_counts_as_carried_out(tmp_path):
+    world = World(tmp_path, [RARELY])
+    run = world.lead()
+    await world.store(range(1, 8))
+    await run()
+    world.requests["sums"] = Request(what="run", id="a")
+    await run()
+    found = (await tables(world))["sums"]
+    assert (found.number, found.asked) == (1, "a")
+
+
+async def test_a_paused_pipeline_runs_only_on_request(tmp_path):
+    world = World(tmp_path)
+    run = world.lead()
+    world.requests["sums"] = Request(what="pause", id="a")
+    await world.store(range(1, 8))
+    assert await run() == {}
+    found = await tables(world)
+    assert (found["sums"].number, found["sums"].paused, found["every"].number) == (0, True, 1)
+    run = world.lead()  # the next leader knows it from the document
+    assert await run() == {}
+    assert (await tables(world))["sums"].number == 0
+    world.requests["sums"] = Request(what="run", id="b")
+    assert await run() == {}
+    await world.check()
+    world.requests["sums"] = Request(what="resume", id="c")
+    await world.store(range(8, 12))
+    assert await run() == {}
+    await world.check()
+
+
+async def test_a_rerun_makes_all_rows_again_and_swaps_them_in_one_commit(tmp_path):
+    world = World(tmp_path)
+    run = world.lead()
+    await world.store(range(1, 8))
+    await run()
+    await world.store(range(8, 20))
+    await run()
+    before = await tables(world)
+    world.requests |= {name: Request(what="rerun", id=f"again {name}") for name in ("every", "sums")}
+    assert await run() == {}
+    await world.check()
+    found = await tables(world)
+    for name, one in found.items():
+        assert (one.number, one.rebuilt, one.runs[-1].why) == (before[name].number + 1, one.number, "rerun")
+        assert one.runs[-1].rows_in == 19
+    assert found["every"].runs[-1].replaced == 2
+    assert await run() == {}
+    assert await tables(world) == found
+
+
+async def test_a_changed_pipeline_keeps_its_last_good_table_until_it_is_made_again(tmp_path):
+    world = World(tmp_path, [ALL, SUMS])
+    run = world.lead()
+    await world.store(range(1, 8))
+    await run()
+    changed = msgspec.structs.replace(SUMS, buckets=2)
+    world.config = msgspec.structs.replace(world.config, pipeline=[ALL, changed])
+    run = world.lead()
+    await world.store(range(8, 20))
+    failing = await run()
+    assert list(failing) == ["sums"]
+    assert "capture pipeline rerun sums" in failing["sums"]
+    rows = await world.read()
+    assert sum(one["n"] for one in rows["sums"]) == 7
+    assert len(rows["every"]) == 19
+    assert not (await tables(world))["sums"].runs[-1].error  # it did not run
+    world.requests["sums"] = Request(what="rerun", id="a")
+    assert await run_struck(run)
+    await world.check()
+
+
+async def test_a_failed_run_is_recorded_and_waits_longer_each_time(tmp_path):
+    world = World(tmp_path, [ALL, SUMS])
+    run = world.lead()
+    await world.store(range(1, 8))
+    await run()
+    await world.store(range(8, 20))
+    world.fail_with = "no such thing"
+    for count in range(1, 4):
+        failing = await run()
+        assert failing == {"every": "no such thing", "sums": "no such thing"}
+        assert [one.error for one in (await tables(world))["sums"].runs[1:]] == ["no such thing"] * count
+        await run()  # at once it does not try again
+        assert len((await tables(world))["sums"].runs) == 1 + count
+        world.now += 30.0 * 2 ** (count - 1)
+    world.fail_with = ""
+    assert await run() == {}
+    await world.check()
