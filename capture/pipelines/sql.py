@@ -5,15 +5,17 @@ It reads the text of the query alone (by sqlglot, in Spark's dialect), so that `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlglot
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from capture.errors import ConfigError
+from capture.pipelines.averages import AVERAGE, TOTAL
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Analysis, Merging, Upkeep
 
 DIALECT = "spark"
@@ -30,7 +32,9 @@ def analyse(sql: str, where: str = "its SQL") -> Analysis:
     assert isinstance(query, exp.Select)
     columns = tuple(_names(query))
     _check_twice(columns)
-    aggregates = [one for one in _own(query) if isinstance(one, exp.AggFunc)]
+    _order_aggregates(query)
+    unknown = next(_unknown_aggregates(query), "")
+    aggregates = unknown or any(isinstance(one, exp.AggFunc) for one in _own(query))
     if not aggregates and not query.args.get("group") and not query.args.get("distinct"):
         return Analysis(inputs, Upkeep.ROWS, columns=columns)
     try:
@@ -39,19 +43,41 @@ def analyse(sql: str, where: str = "its SQL") -> Analysis:
         return Analysis(inputs, Upkeep.WHOLE, str(error), columns)
     if not groups:
         return Analysis(inputs, Upkeep.WHOLE, "it has no GROUP BY", columns)
+    if changing := next(_changing(query), ""):
+        return Analysis(inputs, Upkeep.WHOLE, f"{changing} has another value in each run", columns)
     try:
+        if unknown:
+            raise _Unsuitable(f"{unknown} needs all messages of a group")
         return Analysis(inputs, Upkeep.MERGE, "", columns, groups, _merge(query, groups))
     except _Unsuitable as error:
+        if query.args.get("laterals"):
+            return Analysis(inputs, Upkeep.WHOLE, f"{error}, and it has a LATERAL VIEW", columns)
         return Analysis(inputs, Upkeep.GROUPS, str(error), columns, groups)
 
 
 def order_rows(sql: str) -> str:
-    """Return a query of Upkeep.ROWS whose rows also have SEQUENCE, the hidden column of their input."""
+    """Return a query of Upkeep.ROWS whose rows also have SEQUENCE, the hidden column of their input.
+
+    The rest of the text is as it was: sqlglot writes some functions in another way than Spark means them.
+    """
     query = _parse(sql, "its SQL")
-    assert isinstance(query, exp.Select)
     if any(one.is_star for one in query.expressions):
         return sql
-    return query.select(exp.column(SEQUENCE), append=True, dialect=DIALECT).sql(DIALECT)
+    tokens = sqlglot.tokenize(sql, dialect=DIALECT)
+    at = next(number for number, one in enumerate(tokens) if one.token_type is TokenType.SELECT)
+    while tokens[at + 1].token_type in (TokenType.ALL, TokenType.HINT):
+        at += 1
+    after = tokens[at].end + 1
+    return f"{sql[:after]} {SEQUENCE},{sql[after:]}"
+
+
+def order_aggregates(sql: str) -> str:
+    """Return the query with `first` and `last` in order of the messages, where it reads one table once.
+
+    For Spark, the order is that in which rows happen to arrive.
+    """
+    query = _parse(sql, "its SQL")
+    return query.sql(DIALECT) if _order_aggregates(query) else sql
 
 
 class _Unsuitable(Exception):
@@ -198,6 +224,51 @@ def _resolve(one: exp.Expr, columns: Sequence[exp.Expr], items: Mapping[str, exp
     return one
 
 
+_FIRST, _LAST = (exp.First, exp.FirstValue), (exp.Last, exp.LastValue)
+_CHANGING = (exp.CurrentDate, exp.CurrentTimestamp, exp.Localtimestamp, exp.Rand, exp.Randn, exp.Uuid)
+_CHANGING_NAMES = ("now", "monotonically_increasing_id", "spark_partition_id", "input_file_name", "random")
+_OTHER_NAMES: Mapping[str, type[exp.AggFunc]] = {
+    "mean": exp.Avg, "some": exp.LogicalOr, "any": exp.LogicalOr, "every": exp.LogicalAnd
+}  # fmt: skip
+"""Aggregates of Spark that sqlglot does not know by these names."""
+_UNKNOWN = re.compile(r"std|try_sum|try_avg|measure|histogram_numeric|count_min_sketch|collect_union|\w+_agg(_\w+)?")
+"""Names of Spark's aggregates that sqlglot takes for any function."""
+
+
+def _order_aggregates(query: exp.Query) -> bool:
+    """Replace `first` and `last` by aggregates that name the order, and other names of aggregates by those known."""
+    if sum(1 for _ in query.find_all(exp.Select, exp.Table)) != 2:  # not one SELECT of one table
+        return False
+    changed = False
+    for one in list(query.find_all(exp.Anonymous, exp.Any)):
+        known = _OTHER_NAMES.get("any" if isinstance(one, exp.Any) else one.name.lower())
+        arguments = [one.this.unnest()] if isinstance(one, exp.Any) else one.expressions
+        if known and len(arguments) == 1:
+            one.replace(known(this=arguments[0].copy()))
+    for found in list(query.find_all(*_FIRST, *_LAST)):
+        outer = found.parent if isinstance(found.parent, exp.IgnoreNulls | exp.RespectNulls) else found
+        if outer.find_ancestor(exp.Window):
+            continue
+        value = found.this.sql(DIALECT)
+        order = f"IF({value} IS NULL, NULL, {SEQUENCE})" if isinstance(outer, exp.IgnoreNulls) else SEQUENCE
+        function = "MAX_BY" if isinstance(found, _LAST) else "MIN_BY"
+        outer.replace(sqlglot.parse_one(f"{function}({value}, {order})", dialect=DIALECT))
+        changed = True
+    return changed
+
+
+def _changing(query: exp.Query) -> Iterator[str]:
+    for one in query.find_all(*_CHANGING, exp.Anonymous):
+        if not isinstance(one, exp.Anonymous) or one.name.lower() in _CHANGING_NAMES:
+            yield one.sql(DIALECT)
+
+
+def _unknown_aggregates(query: exp.Query) -> Iterator[str]:
+    for one in query.find_all(exp.Anonymous):
+        if _UNKNOWN.fullmatch(one.name.lower()):
+            yield one.sql(DIALECT)
+
+
 # --- aggregates that are merged --------------------------------------------------------------------------------------
 
 
@@ -246,10 +317,6 @@ def _merge(query: exp.Select, groups: Mapping[str, str]) -> Merging:
     )
 
 
-def _parse_all(expressions: Iterable[str]) -> list[exp.Expr]:
-    return [sqlglot.parse_one(one, dialect=DIALECT) for one in expressions]
-
-
 def _list_columns(keys: Iterable[str], states: Mapping[str, _State], which: str) -> list[str]:
     return [*keys, *(f"{getattr(one, which)} AS {_quote(one.name)}" for one in states.values())]
 
@@ -285,10 +352,8 @@ def _replace(one: exp.Expr, states: dict[str, _State]) -> exp.Expr:
         case exp.Count() | exp.CountIf():
             said = state(text, "sum(?)")
         case exp.Avg():
-            total, count = state(f"SUM({argument})", "sum(?)"), state(f"COUNT({argument})", "sum(?)")
-            said = f"try_divide({total}, {count})"
-        case exp.Last() | exp.First() if not isinstance(aggregate.parent, exp.IgnoreNulls):
-            said = first_of(argument, SEQUENCE, "max_by" if isinstance(aggregate, exp.Last) else "min_by")
+            total, count = state(f"{TOTAL}(({argument}))", "sum(?)"), state(f"COUNT({argument})", "sum(?)")
+            said = f"{AVERAGE}({total}, {count})"
         case exp.ArgMax() | exp.ArgMin():
             by = aggregate.expression.sql(DIALECT)
             said = first_of(argument, by, "max_by" if isinstance(aggregate, exp.ArgMax) else "min_by")

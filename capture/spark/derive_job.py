@@ -16,8 +16,9 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from capture.errors import PipelineError
 from capture.maintenance.merge.schema_evolution import write_columns
+from capture.pipelines.averages import settle_averages
 from capture.pipelines.derivation import Cell, Derivation, Derived, OutputFile, Unit
-from capture.pipelines.sql import order_rows
+from capture.pipelines.sql import order_aggregates, order_rows
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
 from capture.spark.derive_function import call, describe_fault
 from capture.spark.derive_inputs import Source, count_new, find_encrypted, load_table, size_of, to_arrow
@@ -134,7 +135,9 @@ class _Run:
     def _merge(self) -> Derived:
         asked, scope, merging = self._asked, self._scope, self._asked.merging
         assert merging is not None
-        change = self._keep(self._with_unit(self._compute(merging.partial, new=True)))
+        plain = self._compute(settle_averages(merging, {}).partial, new=True)
+        merging = settle_averages(merging, {one.name: one.dataType.simpleString() for one in plain.schema.fields})
+        change = self._keep(self._with_unit(scope.sql(merging.partial)))
         columns = self._columns_of(scope.sql(asked.sql).schema)
         old = self._find_touched(change)
         kinds = StructType([one for one in change.schema.fields if one.name != UNIT])
@@ -159,7 +162,8 @@ class _Run:
         touched = self._query(f"SELECT DISTINCT {_list(asked.groups)} FROM {quote(name)}", {name: source.new()})
         everything = source.all()
         keyed = self._query(f"SELECT *, {_list(asked.groups, HIDDEN)} FROM {quote(name)}", {name: everything})
-        result = self._query(asked.sql, {name: everything})
+        sql = order_aggregates(asked.sql)
+        result = self._query(sql, {name: everything})
         columns = self._columns_of(result.schema)
         kinds = {one.name: one.dataType for one in _spark_schema(columns).fields}
         touched = self._keep(self._with_unit(
@@ -169,7 +173,7 @@ class _Run:
         few = F.broadcast(touched) if self._count <= BROADCAST_ROWS else touched
         on = [keyed[f"{HIDDEN}{one}"].eqNullSafe(few[one]) for one in asked.groups]
         some = keyed.join(few, on, "left_semi").select(*map(quote, everything.columns))
-        rows = conform(self._query(asked.sql, {name: some}), columns, [])
+        rows = conform(self._query(sql, {name: some}), columns, [])
         if old:
             table = load_table(self._scope, asked.store, old, _spark_schema(columns)).drop(DEAD)
             same = [table[one].eqNullSafe(few[one]) for one in asked.groups]
@@ -181,7 +185,7 @@ class _Run:
         return self._write(self._with_unit(rows), gone=gone, columns=columns, unique="once")
 
     def _compute_all(self) -> Derived:
-        rows = self._compute(self._asked.sql, new=False)
+        rows = self._compute(order_aggregates(self._asked.sql) if self._asked.sql else "", new=False)
         unique: Unique = "once" if self._asked.key else ""
         return self._write(rows, gone=[one.path for one in self._asked.files], unique=unique)
 

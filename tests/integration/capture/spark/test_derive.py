@@ -3,7 +3,11 @@
 import random
 
 import pytest
-from derivations import check_increments, messages
+from derivations import Table, check_increments, messages
+from spark_blocks import STARTED
+
+from capture.pipelines.averages import settle_averages
+from capture.pipelines.sql import analyse
 
 pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,6 +39,8 @@ def increments(store, count=4):
     [
         "SELECT country, day, sum(total) AS revenue, count(*) AS c, count(n) AS cn FROM S GROUP BY 1, 2",
         "SELECT country, min(n) AS low, max(total) AS high, max_by(status, sequence) AS s FROM S GROUP BY country",
+        "SELECT country, avg(total) AS a, avg(-total / 7) AS b, round(avg(total), 3) AS c FROM S GROUP BY country",
+        "SELECT day, last(status) AS l, first(status, true) AS f, any(n > 7) AS y FROM S GROUP BY 1",
         "SELECT day, avg(n) AS a, sum(n) FILTER (WHERE status = 'x') AS x FROM S WHERE total > 100 GROUP BY day",
         "SELECT country, date(time) AS at, count_if(n > 5) AS five, bool_or(n > 1000) AS big FROM S GROUP BY 1, 2",
     ],
@@ -63,3 +69,38 @@ async def test_everything_else_is_computed_again(driver, store):
     query = "SELECT country, total, row_number() OVER (PARTITION BY country ORDER BY total, sequence) AS r FROM S"
     table = await check_increments(driver, store, query, increments(store, 2), schema=SCHEMA)
     assert table.upkeep == "whole"
+
+
+async def test_the_last_value_is_that_of_the_last_message_however_a_table_is_kept(driver, store):
+    query = "SELECT country, last(status) AS l, first(n) AS f, count(DISTINCT day) AS d FROM S GROUP BY country"
+    table = await check_increments(driver, store, query, increments(store), schema=SCHEMA)
+    assert table.upkeep == "groups"
+    merged = await check_increments(driver, store, query.replace("DISTINCT ", ""), increments(store), schema=SCHEMA)
+    assert [(one["l"], one["f"]) for one in merged.read()] == [(one["l"], one["f"]) for one in table.read()]
+
+
+async def test_an_average_of_large_whole_numbers_is_a_double_and_does_not_overflow(driver, store):
+    block = increments(store, 1)[0]
+    table = Table(driver, store, "SELECT day, avg(time_ns) AS t FROM S GROUP BY day", schema=SCHEMA)
+    await table.run(block)
+    assert [round(one["t"] / 1e9) for one in table.read()] == [round(STARTED / 1e9)] * 3
+
+
+@pytest.mark.parametrize(("digits", "scale"), [(10, 2), (18, 6), (28, 2), (38, 4), (20, 0), (9, 9), (36, 10)])
+async def test_an_average_of_decimals_is_rounded_once_as_spark_does(driver, digits, scale):
+    kind, high = (
+        f"DECIMAL({digits},{scale})",
+        min(28, digits) - scale - 6 if scale <= 6 else min(18, digits - scale) - 6,
+    )
+    large = f"cast(pmod(hash(id), 100003) AS DECIMAL(38,0)) * 1{'0' * max(0, high)}BD" if high >= 0 else "0BD"
+    small = f"cast(cast(pmod(xxhash64(id), 977) AS DECIMAL(38,0)) / 1{'0' * scale}BD AS {kind})"
+    values = f"SELECT id % 50 AS g, cast(if(id % 3 = 0, -1, 1) * {large} AS {kind}) + {small} AS x FROM range(4000)"
+    values = f"SELECT g, cast(x AS {kind}) AS x FROM ({values})"
+    merging = analyse("SELECT g, avg(x) AS a FROM S GROUP BY g").merging
+    settled = settle_averages(merging, {"__1": f"decimal({min(38, digits + 10)},{scale})"})
+    states = f"WITH S AS ({values}), __states AS ({settled.partial}), __merged AS ({settled.merged})"
+    sql = f"{states}, kept AS ({settled.final}), plain AS (SELECT g, avg(x) AS a FROM S GROUP BY g)"
+    answer = await driver.query(
+        "/", {}, f"{sql} SELECT count(*), count_if(kept.a = plain.a) FROM kept JOIN plain USING (g)"
+    )
+    assert answer.rows == [[50, 50]]

@@ -3,8 +3,10 @@
 import pytest
 
 from capture.errors import ConfigError
-from capture.pipelines.sql import Upkeep, analyse
+from capture.pipelines.averages import settle_averages
+from capture.pipelines.sql import Upkeep, analyse, order_aggregates, order_rows
 
+NOT_NULL = "IF(a IS NULL, NULL, __sequence)"
 REVENUE = "SELECT country, date(time) AS day, sum(total) AS revenue FROM ORDERS GROUP BY 1, 2"
 
 
@@ -26,13 +28,22 @@ def test_sums_by_group_are_merged():
         ("count(*)", ["COUNT(*)"], "__1"),
         ("sum(a) FILTER (WHERE b > 0)", ["SUM(a) FILTER(WHERE b > 0)"], "__1"),
         ("min(a) - max(a)", ["MIN(a)", "MAX(a)"], "__1 - __2"),
-        ("avg(a)", ["SUM(a)", "COUNT(a)"], "TRY_DIVIDE(__1, __2)"),
-        ("sum(a) / count(a) + avg(a)", ["SUM(a)", "COUNT(a)"], "__1 / __2 + TRY_DIVIDE(__1, __2)"),
+        ("avg(a)", ["__TOTAL((a))", "COUNT(a)"], "__AVERAGE(__1, __2)"),
+        ("mean(a)", ["__TOTAL((a))", "COUNT(a)"], "__AVERAGE(__1, __2)"),
+        ("sum(a) / count(a) + avg(a)", ["SUM(a)", "COUNT(a)", "__TOTAL((a))"], "__1 / __2 + __AVERAGE(__3, __2)"),
         ("last(a)", ["MAX(__sequence)", "MAX_BY(a, __sequence)"], "__2"),
+        ("last_value(a)", ["MAX(__sequence)", "MAX_BY(a, __sequence)"], "__2"),
+        (
+            "last(a, true)",
+            ["MAX(IF(a IS NULL, NULL, __sequence))", "MAX_BY(a, IF(a IS NULL, NULL, __sequence))"],
+            "__2",
+        ),
         ("first(a)", ["MIN(__sequence)", "MIN_BY(a, __sequence)"], "__2"),
         ("max_by(a, b)", ["MAX(b)", "MAX_BY(a, b)"], "__2"),
         ("count_if(a > 1)", ["COUNT_IF(a > 1)"], "__1"),
         ("bool_and(a)", ["BOOL_AND(a)"], "__1"),
+        ("some(a) OR any(b)", ["BOOL_OR(a)", "BOOL_OR(b)"], "__1 OR __2"),
+        ("every(a)", ["BOOL_AND(a)"], "__1"),
     ],
 )
 def test_an_aggregate_is_kept_by_states_that_can_be_merged(aggregate, states, final):
@@ -51,6 +62,16 @@ def test_an_aggregate_is_kept_by_states_that_can_be_merged(aggregate, states, fi
         ("SELECT a, percentile(b, 0.5) AS n FROM S GROUP BY a", Upkeep.GROUPS, "needs all messages of a group"),
         ("SELECT a, sum(b) AS n FROM S GROUP BY a HAVING sum(b) > 1", Upkeep.GROUPS, "it has a HAVING"),
         ("SELECT sum(b) AS n FROM S", Upkeep.WHOLE, "it has no GROUP BY"),
+        ("SELECT mean(b) AS n FROM S", Upkeep.WHOLE, "it has no GROUP BY"),
+        ("SELECT try_sum(b) AS n FROM S", Upkeep.WHOLE, "it has no GROUP BY"),
+        ("SELECT a, try_sum(1) AS n FROM S GROUP BY a", Upkeep.GROUPS, "TRY_SUM(1) needs all messages of a group"),
+        ("SELECT a, count(*) AS n FROM S WHERE t > now() GROUP BY a", Upkeep.WHOLE, "NOW() has another value in each"),
+        ("SELECT a, current_date() AS at FROM S", Upkeep.ROWS, ""),
+        (
+            "SELECT a, count(DISTINCT x) AS n FROM S LATERAL VIEW explode(b) t AS x GROUP BY a",
+            Upkeep.WHOLE,
+            "LATERAL VIEW",
+        ),
         ("SELECT sum(b) AS n FROM S GROUP BY a", Upkeep.WHOLE, "it groups by a, which is not one of its columns"),
         ("SELECT a, sum(b) AS n FROM S GROUP BY ROLLUP (a)", Upkeep.WHOLE, "it groups by ROLLUP (a), which"),
         ("SELECT date(t) AS t, sum(b) AS n FROM S GROUP BY t", Upkeep.WHOLE, "t names a column of the input and one"),
@@ -93,3 +114,43 @@ def test_what_is_not_a_query_of_tables_is_refused_with_a_sentence(query, said):
         analyse(query)
     assert said in str(error.value)
     assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "ordered"),
+    [
+        ("SELECT a, b FROM S", "SELECT __sequence, a, b FROM S"),
+        (
+            "-- SELECT\nselect /*+ REPARTITION(3) */ a FROM S",
+            "-- SELECT\nselect /*+ REPARTITION(3) */ __sequence, a FROM S",
+        ),
+        ("SELECT ALL a FROM S", "SELECT ALL __sequence, a FROM S"),
+        ("SELECT *, a AS b FROM S", "SELECT *, a AS b FROM S"),
+        ("SELECT listagg(b) AS a FROM S", "SELECT __sequence, listagg(b) AS a FROM S"),
+    ],
+)
+def test_rows_get_their_order_and_the_rest_of_the_text_stays(query, ordered):
+    assert order_rows(query) == ordered
+
+
+def test_first_and_last_are_those_of_the_messages_and_not_of_spark():
+    query = "SELECT a, last(b) AS l, count(DISTINCT c) AS n FROM S GROUP BY a"
+    assert order_aggregates(query) == ("SELECT a, MAX_BY(b, __sequence) AS l, COUNT(DISTINCT c) AS n FROM S GROUP BY a")
+    for untouched in (
+        "select  a, last(b) OVER (PARTITION BY a ORDER BY c) AS l FROM S",
+        "select  s.a, last(s.b) AS l FROM S s JOIN T USING (a) GROUP BY s.a",
+        "select  listagg(a) AS l FROM S",
+    ):
+        assert order_aggregates(untouched) == untouched
+
+
+def test_an_average_has_the_sum_and_the_quotient_of_its_type():
+    merging = analyse("SELECT k, avg(a + b) AS x, sum(c) AS s, avg(d) AS y FROM S GROUP BY k").merging
+    settled = settle_averages(merging, {"__1": "bigint", "__3": "bigint", "__4": "decimal(20,2)"})
+    assert settled.partial == (
+        "SELECT k AS `k`, SUM(1D * (a + b)) AS `__1`, COUNT(a + b) AS `__2`, SUM(c) AS `__3`, SUM((d)) AS `__4`,"
+        " COUNT(d) AS `__5` FROM S GROUP BY k"
+    )
+    assert "try_divide(__1, __2) AS `x`" in settled.final
+    assert "AS DECIMAL(14,6)) AS `y`" in settled.final
+    assert "__A" not in settled.final_with_states
