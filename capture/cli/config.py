@@ -26,7 +26,7 @@ from capture.config.load import NEEDED, RELATED, contradictions, find_missing, g
 from capture.config.load import settings as settings_of
 from capture.config.permissions import Role
 from capture.config.permissions import permissions as permissions_of
-from capture.config.pipelines import PIPELINE, find_faults, pipelines_name
+from capture.config.pipelines import PIPELINE, find_code_faults, find_faults, pipelines_name
 from capture.config.provenance import DEFAULT, Given, Place
 from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
@@ -180,7 +180,7 @@ def problems(given: Given) -> list[str]:
         found += contradictions(config, given)
     if config.pipeline:
         named = faulty.isdisjoint((PIPELINE[0], "stream", "streams")) and bool(config.stream or config.streams)
-        found += find_faults(config, given, complete=named)
+        found += find_faults(config, given, complete=named) or find_code_faults(config, given)
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
             check_setting(check_name, kind, name, of=(kind,))

@@ -15,15 +15,13 @@ from capture.archive.chain import latest_offline
 from capture.cli import pipeline_pages as pages
 from capture.cli import settings
 from capture.cli.archive import Offline
-from capture.config.pipelines import pipelines_store, read_pipelines
+from capture.config.pipelines import find_code_fault, pipelines_store, read_pipelines
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
 from capture.node.status.pipelines import PipelineFacts, PipelineView, compare_definitions
-from capture.pipelines.definition import Pipeline
 from capture.pipelines.document import Pipelines, PipelineTable
 from capture.pipelines.run import choose_method
 from capture.stores import open_store
-from capture.stores.plugin import load_function
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import complaint, run_async
@@ -34,7 +32,6 @@ T = TypeVar("T")
 
 Name = Annotated[str, typer.Argument(help="Pipeline, as [[pipeline]] names it.")]
 SomeName = Annotated[str | None, typer.Argument(help="Pipeline, as [[pipeline]] names it; default: all.")]
-DECODER = "decoder:"
 
 app = typer.Typer(help="Show the pipelines: tables that are derived from streams.", no_args_is_help=True)
 
@@ -174,7 +171,7 @@ def check(
     rows, faults = [], []
     for one in chosen:
         method, table = choose_method(one, others), tables.get(one.name)
-        fault = _try_code(one)
+        fault = find_code_fault(one)
         faults += [fault] if fault else []
         changed = sorted(compare_definitions(table.definition, one.definition)) if table and table.number else []
         rows.append(
@@ -245,15 +242,3 @@ async def _read_tables(config: CaptureConfig) -> dict[str, PipelineTable]:
     """Return the tables in the newest document in the store; none if there is no document."""
     store, check = open_store(pipelines_store(config)), config.trust().check_document
     return (await chain.read(store, await latest_offline(store, Pipelines), Pipelines, check=check)).tables
-
-
-def _try_code(one: Pipeline) -> str:
-    """Return why the user's function or type can't be loaded; "" if it can."""
-    try:
-        if one.python:
-            load_function(one.python, f"function of pipeline {one.name}", ())
-        if one.schema.startswith(DECODER):
-            load_function(one.schema.removeprefix(DECODER), f"schema of pipeline {one.name}", ())
-    except ConfigError as error:
-        return str(error)
-    return ""

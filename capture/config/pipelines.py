@@ -14,7 +14,9 @@ from capture.errors import ConfigError, PipelineError
 from capture.pipelines.definition import Pipeline, order
 from capture.pipelines.document import FOLDER
 from capture.pipelines.run import choose_method
+from capture.stores.plugin import load_function
 
+DECODER = "decoder:"
 PIPELINE: Place = ("pipeline",)
 SEVERAL = "streams"
 """The name of the election of pipelines that read several archives, unless the configuration names them."""
@@ -42,6 +44,23 @@ def find_faults(config: CaptureConfig, given: Given, *, complete: bool = True) -
         except (ConfigError, PipelineError) as error:
             found.append(_locate(str(error), given))
     return found
+
+
+def find_code_faults(config: CaptureConfig, given: Given) -> list[str]:
+    """Return a sentence for each function or type of a pipeline that can't be loaded, as `find_faults` does."""
+    return [_locate(said, given) for one in config.pipeline if (said := find_code_fault(one))]
+
+
+def find_code_fault(one: Pipeline) -> str:
+    """Return why the pipeline's function, or the type of its schema, can't be loaded; "" if it can."""
+    try:
+        if one.python:
+            load_function(one.python, f"function of pipeline {one.name}", ())
+        if one.schema.startswith(DECODER):
+            load_function(one.schema.removeprefix(DECODER), f"schema of pipeline {one.name}", ())
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _locate(sentence: str, given: Given) -> str:

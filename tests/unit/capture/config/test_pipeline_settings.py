@@ -151,6 +151,14 @@ def test_a_table_to_which_rows_are_only_added_reads_none_whose_rows_are_replaced
     assert said.endswith("(file capture.toml, line 9)")
 
 
+def test_the_check_loads_the_users_code_and_a_node_that_starts_does_not(file: Path) -> None:
+    file.write_text(PLAIN + '[[pipeline]]\nname = "f"\npython = "no_jobs:f"\nmode = "append"\ninputs = ["S"]\n')
+    (said,) = problems(gather_settings(file, {}, environment={}))
+    assert said.startswith("the function of pipeline f 'no_jobs:f' can't be loaded: ModuleNotFoundError: ")
+    assert said.endswith(f"(file {file}, line 3)")
+    assert load(file, environment={}, pipelines=True).pipeline
+
+
 def test_the_name_of_the_election_must_be_one(file: Path) -> None:
     assert "can't name an election" in refuse(file, 'pipelines_name = "a b"\n' + REVENUE)
 
