@@ -71,15 +71,17 @@ def newest_readers(natty: Natty | None, archive: str, store: Store) -> dict[type
     the newest documents in the store.
     """
     committed = head_readers(natty, archive) if natty else {}
+    return {kind: newest_reader(committed.get(kind), store, kind) for kind in (Manifest, Table, Recording)}
 
-    def reader(kind: type[Document]) -> HeadReader:
-        async def read() -> Head | None:
-            head = await committed[kind]() if kind in committed else None
-            return head or await latest_offline(store, kind)
 
-        return read
+def newest_reader(committed: HeadReader | None, store: Store, kind: type[Document]) -> HeadReader:
+    """Return a reader for the committed head, or for the newest document in the store if NATS knows none."""
 
-    return {kind: reader(kind) for kind in (Manifest, Table, Recording)}
+    async def read() -> Head | None:
+        head = await committed() if committed else None
+        return head or await latest_offline(store, kind)
+
+    return read
 
 
 class TermHead:

@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capture.archive import chain
 from capture.archive.chain import HeadReader
-from capture.archive.heads import newest_readers
+from capture.archive.heads import PIPELINES, newest_reader, newest_readers
 from capture.archive.iceberg_state import is_reachable
 from capture.archive.identity import require_archive, require_named
 from capture.archive.table import Table
@@ -22,16 +22,22 @@ from capture.cli import settings
 from capture.cli.archive import Offline
 from capture.cli.serve import Cert, Host, Key, PlainHttp, Port, certificate
 from capture.config.load import TOKEN_VARIABLE
+from capture.config.pipelines import pipelines_name, pipelines_store
 from capture.config.settings import CaptureConfig
+from capture.config.streams import each
 from capture.errors import CaptureError, ConfigError
 from capture.node.shutdown import Stopping
 from capture.node.user_catalog import UserCatalog
+from capture.pipelines.document import Pipelines
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import complaint, run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
+
+if TYPE_CHECKING:
+    from capture.node.status.iceberg_rest import Archive
 
 EXIT_BEHIND = 3
 
@@ -64,14 +70,15 @@ def serve(
     plain_http: PlainHttp = False,
     offline: Offline = False,
 ) -> None:
-    """Serve the archives' tables read-only to clients of Iceberg's REST protocol, until stopped."""
+    """Serve the archives' tables, and those of pipelines, read-only to clients of Iceberg's REST protocol."""
     try:
-        from capture.node.status.iceberg_rest import Archive, RestCatalog
+        from capture.node.status.iceberg_rest import RestCatalog
         from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
     tls = certificate(cert, key, plain_http)
-    wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
+    whole = settings.whole(config, {"stream": stream, "store": store}, nats)
+    wanted = each(whole)
     for one in wanted:
         if not is_reachable(open_store(one.store), one.table.location):
             raise ConfigError(
@@ -81,8 +88,8 @@ def serve(
     tokens = _tokens(token_file)
 
     async def run() -> None:
-        async with Stopping().scope(), _heads(wanted, offline) as heads:
-            archives = {one.name: Archive(open_store(one.store), head) for one, head in zip(wanted, heads, strict=True)}
+        async with Stopping().scope(), _connect(wanted, offline) as natty:
+            archives = _list_namespaces(whole, wanted, natty)
             async with http.serve(RestCatalog(archives, tokens).application(), host, port, tls) as url:
                 for one in wanted:
                     await _require(one, offline)
@@ -173,11 +180,11 @@ def _run_on_entries(
 
     async def run() -> list[tuple[str, str, bool]]:
         stated = []
-        async with _heads(wanted, offline) as heads:
-            for config, head in zip(wanted, heads, strict=True):
+        async with _connect(wanted, offline) as natty:
+            for config in wanted:
                 await _require(config, offline)
                 one = UserCatalog(open_store(config.store), config)
-                table = await chain.read(one.store, await head(), Table)
+                table = await chain.read(one.store, await _head(config, natty)(), Table)
                 if not table.iceberg:
                     stated.append((config.name, f"archive {config.name} has no Iceberg table yet", False))
                 for stream in sorted(table.iceberg):
@@ -197,12 +204,31 @@ def _run_on_entries(
         raise typer.Exit(EXIT_BEHIND)
 
 
+def _list_namespaces(whole: CaptureConfig, wanted: list[CaptureConfig], natty: Natty | None) -> dict[str, Archive]:
+    """Return what is served, by namespace: each archive, and the pipelines, unless only one of their streams is asked.
+
+    Pipelines of one archive are in its namespace.
+    """
+    from capture.node.status.iceberg_rest import Archive
+
+    found = {one.name: Archive(open_store(one.store), _head(one, natty)) for one in wanted}
+    if whole.pipeline and not (whole.streams and whole.stream):
+        name, store = pipelines_name(whole), open_store(pipelines_store(whole))
+        head = newest_reader(PIPELINES.reader(natty, name) if natty else None, store, Pipelines)
+        found[name] = Archive(store, head, Pipelines, beside=found.get(name))
+    return found
+
+
 @contextlib.asynccontextmanager
-async def _heads(wanted: list[CaptureConfig], offline: bool) -> AsyncIterator[list[HeadReader]]:
-    """Yield the head reader of each archive's table."""
+async def _connect(wanted: list[CaptureConfig], offline: bool) -> AsyncIterator[Natty | None]:
+    """Yield a client, or None without the server."""
     async with contextlib.AsyncExitStack() as stack:
-        natty = None if offline else await stack.enter_async_context(Natty(**wanted[0].nats))
-        yield [newest_readers(natty, one.name, open_store(one.store))[Table] for one in wanted]
+        yield None if offline else await stack.enter_async_context(Natty(**wanted[0].nats))
+
+
+def _head(config: CaptureConfig, natty: Natty | None) -> HeadReader:
+    """Return the head reader of an archive's table."""
+    return newest_readers(natty, config.name, open_store(config.store))[Table]
 
 
 async def _require(config: CaptureConfig, offline: bool) -> None:

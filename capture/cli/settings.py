@@ -50,7 +50,12 @@ def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
 
 def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:
     """Return the configuration of each stream. Raises ConfigError."""
-    return each(_load(config, flags, nats, ("stream", "store")))
+    return each(whole(config, flags, nats))
+
+
+def whole(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> CaptureConfig:
+    """Return the configuration of all streams together. What its pipelines mean is not checked. Raises ConfigError."""
+    return _load(config, flags, nats, ("stream", "store"))
 
 
 def with_pipelines(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> CaptureConfig:

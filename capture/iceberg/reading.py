@@ -17,7 +17,7 @@ from pyiceberg.typedef import Identifier
 
 from capture.archive import chain
 from capture.archive.chain import HeadReader
-from capture.archive.iceberg_state import folder
+from capture.archive.iceberg_state import Exposable, folder
 from capture.archive.table import Table as Committed
 from capture.stores.contract import Store
 from capture.stores.stored_file import StoredFile
@@ -29,16 +29,20 @@ Answer = TypeVar("Answer")
 
 
 class ArchiveCatalog(NoopCatalog):
-    """A read-only catalog: each archive is a namespace, and each of its streams a table.
+    """A read-only catalog: each archive is a namespace, and each of its streams a table, or each pipeline.
 
     Create it on a running event loop, and call it from other threads:
     `await asyncio.to_thread(catalog.load_table, ("orders", "ORDERS"))`. Files are read through the archive's store,
     with its credentials. Methods that write raise NotImplementedError.
     """
 
-    def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]]) -> None:
-        """Give each archive's store, and the reader of its table's head: `capture.archive.heads.COMPACTION.reader`."""
+    def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]], kind: type[Exposable] = Committed) -> None:
+        """Give each archive's store, and the reader of its table's head: `capture.archive.heads.COMPACTION.reader`.
+
+        For pipelines: their store, `PIPELINES.reader`, and as `kind` `capture.pipelines.document.Pipelines`.
+        """
         super().__init__("archives")
+        self._kind = kind
         self._archives = archives
         self._loop = asyncio.get_running_loop()
 
@@ -75,13 +79,13 @@ class ArchiveCatalog(NoopCatalog):
         """Return whether the archive exists."""
         return Catalog.identifier_to_tuple(namespace) in self.list_namespaces()
 
-    def _read_table(self, name: str) -> Committed:
+    def _read_table(self, name: str) -> Exposable:
         if name not in self._archives:
             raise NoSuchNamespaceError(f"there is no archive {name}")
         store, head = self._archives[name]
 
-        async def read() -> Committed:
-            return await chain.read(store, await head(), Committed)
+        async def read() -> Exposable:
+            return await chain.read(store, await head(), self._kind)
 
         return _run_on_loop(read(), self._loop)
 

@@ -30,13 +30,16 @@ HIDDEN = pa.schema(
 
 
 class Derived:
-    """The table of one pipeline in a store; each `run` commits it as the leader of the pipelines would."""
+    """The table of one pipeline in a store; each `run` commits it as the leader of the pipelines would.
+
+    It commits the head in memory, or that of `pointer`.
+    """
 
     def __init__(self, root, *, name="daily", rule=None):
         self.store, self.name = open_store(str(root)), name
         self.exposer = Exposer(self.store, rule or Expiry(), node="node-1")
         self.state, self.document, self.number = HeadState(), Pipelines(), 0
-        self.now = HOUR
+        self.pointer, self.now = None, HOUR
 
     async def file(self, rows, *, partition=(), bucket=0, tombstones=False, hidden=True):
         """Store a file with these rows, and `hidden` columns beside them; return its record."""
@@ -82,8 +85,9 @@ class Derived:
     async def run(self, came, gone=(), **how):
         """Commit a run with these files."""
         document = await self.expose(self.prepare(came, gone, **how), came, gone)
-        await chain.commit(self.store, MemoryHead(self.number, self.state), self.state.head, document)
-        self.document = await chain.read(self.store, self.state.head, Pipelines)
+        pointer = self.pointer or MemoryHead(self.number, self.state)
+        head = await chain.commit(self.store, pointer, await pointer.read(), document)
+        self.document = await chain.read(self.store, head, Pipelines)
         await self.exposer.announce(self.document)
 
     async def rerun(self, came, **how):

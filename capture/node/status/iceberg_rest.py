@@ -1,5 +1,5 @@
 """A read-only Iceberg REST catalog (Apache Iceberg's `rest-catalog-open-api.yaml`): each archive is a namespace, each
-of its streams a table. It returns the tables that the archive's head names at that moment.
+of its streams a table, and so is each pipeline. It returns the tables that a head names at that moment.
 
 The catalog gives readers no credentials: they need their own to read the store.
 """
@@ -41,11 +41,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Archive:
     """The tables of a document as last committed; the last one that was read is cached until the head changes.
 
-    It is an archive's table, or another `kind`: that of pipelines.
+    It is an archive's table, or another `kind`: that of pipelines. The tables `beside` are listed with them.
     """
 
-    def __init__(self, store: Store, head: HeadReader, kind: type[Exposable] = Table) -> None:
+    def __init__(
+        self, store: Store, head: HeadReader, kind: type[Exposable] = Table, *, beside: Archive | None = None
+    ) -> None:
         self.store = store
+        self.beside = beside
         self._head = head
         self._kind = kind
         self._known: tuple[Head, Exposable] | None = None
@@ -62,12 +65,17 @@ class Archive:
             self._known = head, await chain.read(self.store, head, self._kind)
         return self._known[1]
 
+    async def list_tables(self) -> set[str]:
+        """Return the names of the tables. CaptureError, NattyError."""
+        beside = await self.beside.list_tables() if self.beside else set()
+        return beside | (await self.table()).iceberg.keys()
+
     async def metadata(self, stream: str) -> tuple[str, bytes] | None:
         """Return the location and the content of a stream's metadata file; None if there is no such table."""
         for attempt in range(2):
             exposed = (await self.table()).iceberg.get(stream)
             if exposed is None:
-                return None
+                return await self.beside.metadata(stream) if self.beside else None
             base = exposed.location.removesuffix(folder(stream))
             try:
                 return f"{base}{exposed.metadata}", await self.store.get(exposed.metadata)
@@ -143,7 +151,7 @@ class RestCatalog:
         name = request.match_info["namespace"]
         if name not in self._archives:
             return _no_namespace(name)
-        tables = (await self._archives[name].table()).iceberg
+        tables = await self._archives[name].list_tables()
         return _json({"identifiers": [{"namespace": [name], "name": stream} for stream in sorted(tables)]})
 
     async def _table(self, request: web.Request) -> web.StreamResponse:
@@ -162,7 +170,7 @@ class RestCatalog:
         name, stream = request.match_info["namespace"], request.match_info["table"]
         if name not in self._archives:
             return _no_namespace(name)
-        tables = (await self._archives[name].table()).iceberg
+        tables = await self._archives[name].list_tables()
         return web.Response(status=204) if stream in tables else _no_table(name, stream)
 
 

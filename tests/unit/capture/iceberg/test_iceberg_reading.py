@@ -4,12 +4,14 @@ import asyncio
 from uuid import uuid4
 
 import pytest
+from derived_tables import STEPS, Derived
 from exposing import HOUR, expose_files, sequences_of, table_file
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
 from capture.archive import chain
 from capture.archive.table import Table
 from capture.iceberg import ArchiveCatalog, Exposer
+from capture.pipelines.document import Pipelines
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 
@@ -45,6 +47,16 @@ async def test_it_follows_the_head(committed):
     await commit(3)
     assert await asyncio.to_thread(sequences_of, table) == [1, 2]
     assert await asyncio.to_thread(lambda: sequences_of(table.refresh())) == [1, 2, 3]
+
+
+async def test_tables_of_pipelines_are_read_as_those_of_archives():
+    table = Derived(f"memory://{uuid4().hex}")
+    catalog = ArchiveCatalog({"pipelines": (table.store, table.state.read)}, Pipelines)
+    assert await asyncio.to_thread(catalog.list_tables, "pipelines") == []
+    expected = await STEPS[0](table)
+    assert await asyncio.to_thread(catalog.list_tables, "pipelines") == [("pipelines", "daily")]
+    rows = await asyncio.to_thread(lambda: catalog.load_table("pipelines.daily").scan().to_arrow()["total"].to_pylist())
+    assert sorted(rows) == [total for _, _, total in expected]
 
 
 async def test_large_files_are_read_in_ranges(committed):

@@ -11,7 +11,9 @@ import msgspec
 import polars
 import pytest
 from archiving import compact_once, store_all, sweep_once
+from derived_tables import STEPS, Derived
 from exposing import HOUR, expose_files, sequences_of, table_file
+from patient import PATIENCE
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import (
     ForbiddenError,
@@ -22,12 +24,15 @@ from pyiceberg.exceptions import (
 from secret import write_secret
 
 from capture.archive import chain
+from capture.archive.heads import PIPELINES, TermHead
 from capture.archive.table import Table
 from capture.cli import main
 from capture.config.load import load
+from capture.config.pipelines import pipelines_name, pipelines_store
 from capture.errors import ConfigError
 from capture.iceberg import Exposer
 from capture.node.status.iceberg_rest import Archive, RestCatalog, reading_hints
+from capture.pipelines.document import Pipelines
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 from natty.errors import ConfigError as NattyConfigError
@@ -279,6 +284,65 @@ async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet,
 
     assert await asyncio.to_thread(ask) == [1, 2]
     assert await fleet.stop(process) == 0
+
+
+async def test_tables_of_pipelines_are_beside_those_of_the_streams(world, tmp_path):
+    derived = Derived(tmp_path / "pipelines")
+    expected = await STEPS[0](derived)
+    streams = Archive(world.store, world.state.read)
+    both = Archive(derived.store, derived.state.read, Pipelines, beside=streams)
+    apart = Archive(derived.store, HeadState().read, Pipelines)
+
+    def ask(url):
+        options = {"token": TOKEN}
+        with contextlib.closing(load_catalog("any", type="rest", uri=url, **options)) as catalog:
+            assert catalog.list_tables("orders") == [("orders", "S"), ("orders", "daily")]
+            assert catalog.list_tables("pipelines") == []
+            assert [catalog.table_exists(f"orders.{one}") for one in ("S", "daily", "T")] == [True, True, False]
+            assert sequences_of(catalog.load_table("orders.S")) == [1, 2, 3, 4, 5]
+            return catalog.load_table("orders.daily").scan().to_arrow()["total"].to_pylist()
+
+    catalog = RestCatalog({"orders": both, "pipelines": apart}, [TOKEN])
+    async with serve(catalog.application(), "127.0.0.1", 0, None) as url:
+        assert sorted(await asyncio.to_thread(ask, url)) == [total for _, _, total in expected]
+
+
+async def test_the_command_serves_the_tables_of_pipelines_that_nats_names_or_offline_the_newest(fleet, tmp_path):
+    path = fleet.configure(partition="time", decoder="raw")
+    with path.open("a") as file:
+        file.write(f"""
+[[pipeline]]
+name = "daily"
+sql = "SELECT subject AS country, date(time) AS day, count(*) AS total FROM {fleet.stream} GROUP BY 1, 2"
+mode = "upsert"
+key = ["country", "day"]
+""")
+    config = load(path)
+    await store_all(fleet.natty, config, open_store(config.store))
+    derived = Derived(pipelines_store(config))
+
+    async def work(term):
+        derived.pointer = TermHead(term, PIPELINES)
+        committed = await STEPS[0](derived)
+        derived.pointer, derived.state.head = None, await derived.pointer.read()
+        return committed, await STEPS[1](derived)  # which only the store has
+
+    committed, newest = await fleet.natty.election(PIPELINES.election(pipelines_name(config)), lease=PATIENCE).run(work)
+    write_secret(tmp_path / "tokens", f"{TOKEN}\n")
+    served = ["--plain-http", "--token-file", tmp_path / "tokens", "--port", 0]
+
+    def ask(url):
+        with contextlib.closing(load_catalog("any", type="rest", uri=url, token=TOKEN)) as catalog:
+            assert catalog.list_namespaces() == [(config.name,)]
+            assert catalog.list_tables(config.name) == [(config.name, "daily")]
+            return sorted(catalog.load_table((config.name, "daily")).scan().to_arrow()["total"].to_pylist())
+
+    for name, more, rows in (("committed", [], committed), ("newest", ["--offline"], newest)):
+        process = fleet.start(name, path, script=SERVES, arguments=[*served, *more])
+        await fleet.said(name, "served on http://")
+        url = fleet.log(name).read_text().split()[-1]
+        assert await asyncio.to_thread(ask, url) == [total for _, _, total in rows]
+        assert await fleet.stop(process) == 0
 
 
 @pytest.mark.parametrize(
