@@ -108,6 +108,7 @@ def print_page(one: PipelineFacts) -> None:
         facts.append(("upkeep", f"{one.method.upkeep}: {UPKEEPS[one.method.upkeep]}{because}"))
     facts += [
         ("rows", one.rows),
+        ("of messages since", show_time(one.table.since_ns) if one.table and one.table.since_ns else ""),
         ("files", one.files),
         ("size", show_size(one.bytes)),
         ("quarantined rows", one.quarantined or None),
@@ -131,6 +132,7 @@ def detail(one: PipelineFacts) -> dict[str, Any]:
     return summarise(one) | {
         "settings": msgspec.to_builtins(one.pipeline) if one.pipeline else None,
         "why": one.method.why if one.method else "",
+        "since": show_time(one.table.since_ns) if one.table and one.table.since_ns else "",
         "columns": list_columns(one),
         "partition": one.table.partition if one.table else [],
         "quarantined": one.quarantined,
@@ -200,6 +202,8 @@ class Plan:
         if not one.behind:
             yield f"pipeline {one.name} has nothing to do: its table has everything that its inputs have."
             return
+        if one.state == "paused":
+            yield f"pipeline {one.name} is paused: it runs only on request."
         yield f"The next run of pipeline {one.name} would"
         for each in self.readings:
             yield f"- read {_describe_reading(each)}"
@@ -215,7 +219,7 @@ class Plan:
             "name": self.facts.name,
             "upkeep": str(method.upkeep),
             "why": method.why,
-            "runs": bool(self.facts.behind and not self.facts.changed),
+            "runs": self.facts.state in ("behind", "failed", "never ran") and self.facts.behind > 0,
             "changed": sorted(self.facts.changed),
             "inputs": [
                 _describe_input(each.input)

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from capture.archive.heads import COMPACTION, PIPELINES, SWEEP
 from capture.config.settings import CaptureConfig
+from capture.errors import ConfigError
 from capture.ingest.board import BUCKET as STATE
 from capture.ingest.group_source import roster_key
 from natty.elections.options import BUCKET as ELECTIONS
@@ -26,6 +27,7 @@ class Role(StrEnum):
     READER = "reader"
     PURGE = "purge"
     RESTORE = "restore"
+    OPERATOR = "operator"
 
 
 def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipelines: str = "") -> Permissions:
@@ -35,11 +37,16 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipel
     one machine must run `capture run` with this role. `compaction` is for `capture compact` and `capture sweep`. A
     `reader` reads the archive and verifies it. `purge` and `restore` are for the commands of that name. With `setup`
     the role also creates missing buckets. `pipelines` is the name of the pipelines' election, if there are pipelines: a
-    `leader` can also be elected to run them.
+    `leader` can also be elected to run them, and an `operator`, who may do what a reader may, can ask that leader to
+    run, rerun, pause and resume them. ConfigError for an operator if there are none.
     """
     buckets = (STATE, ELECTIONS, *([MEMBERS] if config.group else []))
     made = api_subjects(*(f"STREAM.CREATE.KV_{bucket}" for bucket in buckets)) if setup else ()
     found = _ROLES[role](config) + Permissions(made)
+    if role == Role.OPERATOR:
+        if not pipelines:
+            raise ConfigError("an operator asks for runs of pipelines, and the configuration names none: give --config")
+        return found + Permissions((f"$KV.{STATE}.pipelines.{pipelines}",))
     return found + candidate(PIPELINES.election(pipelines)) if pipelines and role == Role.LEADER else found
 
 
@@ -98,4 +105,5 @@ _ROLES = {
     Role.READER: _reader,
     Role.PURGE: _purge,
     Role.RESTORE: _restore,
+    Role.OPERATOR: _reader,
 }

@@ -91,6 +91,8 @@ class PipelineFacts:
         """What people need to know first, in two words."""
         if self.pipeline is None:
             return "not configured"
+        if self.table and self.table.paused:
+            return "paused"
         if self.changed:
             return "needs rerun"
         if self.error:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from capture.archive.heads import PIPELINES
 from capture.cli.app import make_app as make_capture_app
+from capture.node.pipeline_requests import ask, read_requests
 from natty import Natty
 from natty.cli.app import make_app as make_natty_app
 from natty.consuming.dead_letters import DeadLetters
@@ -39,6 +40,9 @@ ROLES = {
     "shared": ("capture", "permissions", "node", "--stream", "SHARED"),
     "leader": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "derivation": ("capture", "permissions", "leader", "--stream", "ORDERS"),
+    "unaware": ("capture", "permissions", "leader", "--stream", "ORDERS"),
+    "onlooker": ("capture", "permissions", "reader", "--stream", "ORDERS"),
+    "operator": ("capture", "permissions", "operator", "--stream", "ORDERS"),
     "compaction": ("capture", "permissions", "compaction", "--stream", "ORDERS"),
     "reader": ("capture", "permissions", "reader", "--stream", "ORDERS"),
     "purge": ("capture", "permissions", "purge", "--stream", "ORDERS"),
@@ -103,7 +107,8 @@ def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
     folder = tmp_path_factory.mktemp("guarded")
     users = [f"{{user: root, password: {PASSWORD}}}"]
     (folder / "pipelines.toml").write_text(CONFIG + PIPELINE)
-    environments = {"shared": IN_GROUP, "derivation": {"CAPTURE_CONFIG": str(folder / "pipelines.toml")}}
+    with_pipelines = {"CAPTURE_CONFIG": str(folder / "pipelines.toml")}
+    environments = {"shared": IN_GROUP, "derivation": with_pipelines, "operator": with_pipelines}
     for role, (program, *words) in ROLES.items():
         done = CliRunner().invoke(APPS[program], words, env=environments.get(role, {}))
         assert done.exit_code == 0, done.output
@@ -225,9 +230,29 @@ def test_a_leader_of_pipelines(guarded):
         with pytest.raises((NattyError, TimeoutError)):
             await asyncio.wait_for(natty.election(PIPELINES.election("ORDERS"), lease=2.0).run(work), 5.0)
 
-    before = len(guarded.refused("leader"))
-    guarded.run("leader", refused)  # its configuration names no pipelines
-    assert any("ORDERS.pipelines" in line for line in guarded.refused("leader")[before:])
+    guarded.run("unaware", refused)  # its configuration names no pipelines
+    assert any("ORDERS.pipelines" in line for line in guarded.refused("unaware"))
+
+
+def test_an_operator_asks_the_leader_of_pipelines(guarded):
+    async def work(natty):
+        asked = await ask(natty, "ORDERS", "numbers", "run", by="operator")
+        again = await ask(natty, "ORDERS", "numbers", "pause", by="operator")
+        assert (await read_requests(natty, "ORDERS"))["numbers"] == again != asked
+
+    async def read(natty):
+        assert (await read_requests(natty, "ORDERS"))["numbers"].what == "pause"
+
+    async def refused(natty):
+        with pytest.raises(NattyError):
+            await ask(natty, "ORDERS", "numbers", "run", by="onlooker")
+
+    guarded.run("operator", work)
+    guarded.run("derivation", read)  # the leader
+    assert guarded.refused("operator") == []
+    guarded.run("onlooker", refused)
+    done = CliRunner().invoke(APPS["capture"], ("permissions", "operator", "--stream", "ORDERS"))
+    assert "the configuration names none" in str(done.exception)
 
 
 def test_a_writer_and_a_watcher_of_a_bucket(guarded):

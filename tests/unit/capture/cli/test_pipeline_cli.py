@@ -374,3 +374,15 @@ def test_documents_must_be_signed_if_a_public_key_is_given(command, world, tmp_p
         status, out, err = command(*words)
         assert (status, out) == (1, "")
         assert "is not signed" in err
+
+
+def test_a_paused_pipeline_says_so_and_from_when_on_it_has_messages(command, world):
+    config = load(world / "capture.toml", {"store": "lake"}, environment={})
+    rows = next(one for one in config.pipeline if one.name == "rows")
+    tables = PipelineTables(world / "lake", token=2)
+    asyncio.run(tables.commit({"rows": table(rows, paused=True, since_ns=1_000_000_000)}))
+    assert {one["name"]: one["state"] for one in read(command("ls", "--json"))}["rows"] == "paused"
+    assert lines(command("plan", "rows"))[0] == "pipeline rows is paused: it runs only on request."
+    assert read(command("plan", "rows", "--json"))["runs"] is False
+    assert "of messages since: 1970-01-01T00:00:01Z" in "\n".join(lines(command("show", "rows")))
+    assert read(command("show", "rows", "--json"))["since"] == "1970-01-01T00:00:01Z"
