@@ -15,6 +15,7 @@ from capture.archive.chain import latest_offline
 from capture.cli import pipeline_pages as pages
 from capture.cli import settings
 from capture.cli.archive import Offline
+from capture.cli.pipeline_requests import pause, rerun, resume, run
 from capture.config.pipelines import find_code_fault, pipelines_store, read_pipelines
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
@@ -33,12 +34,12 @@ T = TypeVar("T")
 Name = Annotated[str, typer.Argument(help="Pipeline, as [[pipeline]] names it.")]
 SomeName = Annotated[str | None, typer.Argument(help="Pipeline, as [[pipeline]] names it; default: all.")]
 
-app = typer.Typer(help="Show the pipelines: tables that are derived from streams.", no_args_is_help=True)
+app = typer.Typer(help="Show and run the pipelines: tables that are derived from streams.", no_args_is_help=True)
 
 
 @app.callback()
 def pipeline() -> None:
-    """Show the pipelines: tables that are derived from streams."""
+    """Show and run the pipelines: tables that are derived from streams."""
 
 
 @app.command()
@@ -205,6 +206,10 @@ def lineage(*, config: settings.Config = None, store: settings.Store = None, as_
         print_document({"streams": streams, "pipelines": [{"name": one.name, "reads": one.reads} for one in pipelines]})
     else:
         pages.print_lines(pages.draw_lineage(pipelines))
+
+
+for command in (run, rerun, pause, resume):
+    app.command()(command)
 
 
 def _load(config: Path | None, store: str | None, nats: dict[str, Any]) -> CaptureConfig:

@@ -173,7 +173,15 @@ class PipelineKeeper:
         if asked and anew:
             table = msgspec.structs.replace(table, since_ns=asked.since_ns)
         why: Literal["new", "rerun", "asked"] = "new" if not asked else "rerun" if anew else "asked"
-        run = Run(number=0, began=began, ended=began, token=leading.pointer.token, leader=self.node, why=why)
+        run = Run(
+            number=0,
+            began=began,
+            ended=began,
+            token=leading.pointer.token,
+            leader=self.node,
+            why=why,
+            asked=asked.id if asked else "",
+        )
         try:
             done = await self._compute(pipeline, table, round_, run, anew=anew)
         except (FencedError, LeadershipLostError):

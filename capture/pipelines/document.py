@@ -27,9 +27,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of a pipeline. `began` and `ended` are Unix seconds.
 
     `rows_in` are new rows of its inputs, `rows_out` are rows that were written; `bytes_in` and `bytes_out` are those
-    of the objects that they are in. `files` came, `replaced` went. `error` says why it failed: then it changed nothing.
-    `violations` counts rows by the condition that they did not meet. `plan` is Spark's plan, of the last and of failed
-    runs.
+    of the objects that they are in. `files` came, `replaced` went. `asked` is the request that it was made for, if any.
+    `error` says why it failed: then it changed nothing. `violations` counts rows by the condition that they did not
+    meet. `plan` is Spark's plan, of the last and of failed runs.
     """
 
     number: int
@@ -44,6 +44,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token: int = 0
     leader: str = ""
     why: Literal["new", "rerun", "asked"] = "new"
+    asked: str = ""
     error: str = ""
     violations: dict[str, int] = {}
     plan: str = ""

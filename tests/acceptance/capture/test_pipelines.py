@@ -1,6 +1,7 @@
 """Pipelines end to end: real nodes over TLS, real Spark, leaders killed with SIGKILL."""
 
 import asyncio
+import re
 import signal
 import sys
 
@@ -87,6 +88,40 @@ async def test_two_tables_are_kept_and_read_by_other_engines(natty, run_node, tm
     )
     node.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(node.wait, 60) == 0
+
+
+async def ask(tmp_path, *arguments, status=0):
+    """Run `capture pipeline` as a process in a pipe, and return what it prints."""
+    command = [sys.executable, "-m", "capture", "pipeline", *arguments, "--config", str(tmp_path / "one.toml")]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment({}), cwd=tmp_path
+    )
+    said = (await process.communicate())[0].decode()
+    assert process.returncode == status, said
+    assert "Traceback" not in said
+    return said
+
+
+async def test_operators_pause_run_resume_and_make_a_table_again(natty, run_node, tmp_path):
+    store = str(tmp_path / "archive")
+    await natty.ensure_stream(STREAM, subjects=["orders.>"])
+    await publish(natty, 1, 100)
+    run_node("one")
+    await until_progress(store, ["revenue", "large"], 100)
+    assert await ask(tmp_path, "pause", "revenue") == "revenue is paused\n"
+    await publish(natty, 101, 200)
+    await until_progress(store, ["large"], 200)
+    assert read_tables(store) == {"revenue": expected(100)["revenue"], "large": expected(200)["large"]}
+    said = await ask(tmp_path, "run", "revenue")
+    assert re.fullmatch(r"revenue: run \d+ of \S+ took \S+, read 100 rows and wrote 12 rows\n", said), said
+    assert read_tables(store) == expected(200)
+    assert await ask(tmp_path, "run", "revenue") == "revenue: nothing is new, its table has all that there is\n"
+    assert await ask(tmp_path, "resume", "revenue") == "revenue is resumed\n"
+    await publish(natty, 201, 250)
+    await until_progress(store, ["revenue", "large"], 250)
+    assert "read 250 rows" in await ask(tmp_path, "rerun", "large")
+    assert read_tables(store) == expected(250)
+    assert "'revenu'" in await ask(tmp_path, "run", "revenu", status=1)
 
 
 @pytest.mark.long
