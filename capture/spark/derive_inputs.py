@@ -99,7 +99,7 @@ class Source:
         visible = read_columns(self.given.columns)
         schema = pa.schema([*visible, pa.field(SEQUENCE, pa.int64())])
         files = [
-            TableFile(path=one.stored.path, sha256=one.stored.sha256, order=one.stored.first)
+            TableFile(path=one.stored.path, bytes=one.stored.bytes, sha256=one.stored.sha256, order=one.stored.first)
             for one in parts
             if is_open(one.stored.format)
         ]
@@ -119,7 +119,7 @@ def load_table(scope: SparkSession, store_url: str, files: Sequence[OutputFile],
     fields = [one for one in schema.fields if one.name != DEAD]
     full = StructType([*fields, StructField(DEAD, BooleanType())])
     if not isinstance(store, FileStore):
-        named = [TableFile(path=one.path, sha256=one.sha256, dead=one.tombstones) for one in files]
+        named = [TableFile(path=one.path, bytes=one.bytes, sha256=one.sha256, dead=one.tombstones) for one in files]
         arrow = pa.schema([pa.field(one.name, to_arrow(one)) for one in full.fields])
         return _read(scope, store_url, named, sum(one.bytes for one in files), arrow)
     frames = []

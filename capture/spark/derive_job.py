@@ -23,7 +23,8 @@ from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
 from capture.spark.derive_function import call, describe_fault
 from capture.spark.derive_inputs import Source, count_new, find_encrypted, load_table, size_of, to_arrow
 from capture.spark.derive_output import conform, mark_violations, quote, table_columns
-from capture.spark.derive_task import DEAD, NEW, REASON, UNIT, Fact, Unique, Writing, cell, write_units
+from capture.spark.derive_store import cell
+from capture.spark.derive_task import DEAD, NEW, REASON, UNIT, Fact, Unique, Writing, write_units
 from capture.spark.failure import sentence
 from capture.spark.frames import map_in_arrow
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import date, datetime
 from typing import Literal
 from uuid import uuid4
 
@@ -22,9 +20,10 @@ from capture.archive.sequences import Sequences
 from capture.errors import FormatError
 from capture.maintenance.merge.inputs import fetch_blocking, input_rows
 from capture.maintenance.merge.schema_evolution import read_columns
-from capture.pipelines.derivation import Cell, OutputFile, Part, Unit
+from capture.pipelines.derivation import OutputFile, Part, Unit
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE
-from capture.stores import Store, open_store
+from capture.spark.derive_store import Uploads, cell
+from capture.stores import open_store
 
 UNIT, NEW, DEAD, VIOLATED = f"{HIDDEN}unit", f"{HIDDEN}new", f"{HIDDEN}dead", f"{HIDDEN}violated"
 """Columns of rows on their way to a file: the bucket; whether this run made the row; whether no reader may see it; the
@@ -35,6 +34,8 @@ REASON = "reason"
 FILE_BYTES = 128 << 20
 """A unit's file is closed when it has this many bytes, and another begins."""
 COMPRESSION_LEVEL = 3
+READ_ROWS = 64 * 1024
+"""Rows of a table's file that are decoded at a time."""
 
 Batches = Iterator[pa.RecordBatch]
 Unique = Literal["", "last", "once"]
@@ -79,6 +80,7 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a pipeline's table to read. `order` is the `__sequence` of its rows; None: they have their own."""
 
     path: str
+    bytes: int
     sha256: str
     order: int | None = None
     dead: bool = False
@@ -88,21 +90,24 @@ def read_files(store_url: str, schema: pa.Schema, packed: Batches) -> Batches:
     """Yield the rows of files (JSON of `TableFile`) under this schema; columns that a file does not have are null."""
     store = open_store(store_url)
     for batch in packed:
-        for text in batch["file"].to_pylist():
-            one = msgspec.json.decode(text, type=TableFile)
-            data = asyncio.run(store.get(one.path))
-            if hashlib.sha256(data).hexdigest() != one.sha256:
-                raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
-            for found in pq.ParquetFile(pa.BufferReader(data)).iter_batches(64 * 1024):
-                rows = pa.Table.from_batches([found])
-                if one.order is not None:
-                    rows = _with(rows, SEQUENCE, pa.repeat(pa.scalar(one.order, pa.int64()), len(rows)))
-                if DEAD in schema.names:
-                    rows = _with(rows, DEAD, pa.repeat(pa.scalar(one.dead), len(rows)))
-                for name in schema.names:
-                    if name not in rows.column_names:
-                        rows = rows.append_column(name, pa.nulls(len(rows), schema.field(name).type))
-                yield from rows.select(schema.names).cast(schema).combine_chunks().to_batches()
+        files = [msgspec.json.decode(text, type=TableFile) for text in batch["file"].to_pylist()]
+        with closing(fetch_blocking(store, files)) as fetched:
+            for one, data in fetched:
+                if hashlib.sha256(data).hexdigest() != one.sha256:
+                    raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+                for some in pq.ParquetFile(pa.BufferReader(data)).iter_batches(READ_ROWS):
+                    yield from _under(pa.Table.from_batches([some]), one, schema).combine_chunks().to_batches()
+
+
+def _under(rows: pa.Table, one: TableFile, schema: pa.Schema) -> pa.Table:
+    if one.order is not None:
+        rows = _with(rows, SEQUENCE, pa.repeat(pa.scalar(one.order, pa.int64()), len(rows)))
+    if DEAD in schema.names:
+        rows = _with(rows, DEAD, pa.repeat(pa.scalar(one.dead), len(rows)))
+    for name in schema.names:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(len(rows), schema.field(name).type))
+    return rows.select(schema.names).cast(schema)
 
 
 def _with(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
@@ -157,14 +162,15 @@ class Writing:
 
 def write_units(writing: Writing, batches: Batches) -> Batches:
     """Write the files of some units; rows of a unit follow each other. Yield a `Fact` for each file."""
-    task = _Task(writing)
-    try:
-        for batch in batches:
-            task.add(batch)
-    except _Fault as fault:
-        task.facts = [Fact(error=str(fault))]
-    else:
-        task.finish()
+    with closing(Uploads(open_store(writing.store))) as uploads:
+        task = _Task(writing, uploads)
+        try:
+            for batch in batches:
+                task.add(batch)
+        except _Fault as fault:
+            task.facts = [Fact(error=str(fault))]
+        else:
+            task.finish()
     said = [msgspec.json.encode(one).decode() for one in task.facts]
     yield pa.RecordBatch.from_pydict({"facts": pa.array(said, pa.string())})
 
@@ -174,9 +180,9 @@ class _Fault(Exception):
 
 
 class _Task:
-    def __init__(self, writing: Writing) -> None:
+    def __init__(self, writing: Writing, uploads: Uploads) -> None:
         self._writing = writing
-        self._store = open_store(writing.store)
+        self._uploads = uploads
         self._unit = Unit()
         self._files: dict[str, _File] = {}
         self._last: pa.RecordBatch | None = None
@@ -202,6 +208,7 @@ class _Task:
         """Close all files."""
         for kind in list(self._files):
             self._close(kind)
+        self._uploads.finish()
         if self._violations:
             self.facts.append(Fact(violations=self._violations, example=self._example))
 
@@ -230,7 +237,7 @@ class _Task:
             return
         quarantined = kind == "quarantined"
         unit = Unit() if quarantined else self._unit
-        one = file.store(self._store, self._writing.folder, unit, tombstones=kind == "dead")
+        one = file.store(self._uploads, self._writing.folder, unit, tombstones=kind == "dead")
         self.facts.append(Fact(file=one, quarantined=quarantined))
 
     def _choose(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -303,20 +310,13 @@ class _File:
         self._rows += len(rows)
         self._parquet.write_table(whole)
 
-    def store(self, store: Store, folder: str, unit: Unit, *, tombstones: bool) -> OutputFile:
+    def store(self, uploads: Uploads, folder: str, unit: Unit, *, tombstones: bool) -> OutputFile:
         self._parquet.close()
         data = self._content.getvalue()
         path = f"{folder}{unit.bucket:05d}-{uuid4().hex}.parquet"
-        asyncio.run(store.put(path, data))
+        uploads.put(path, data)
         digest = hashlib.sha256(data).hexdigest()
         return OutputFile(path=path, unit=unit, rows=self._rows, bytes=len(data), sha256=digest, tombstones=tombstones)
-
-
-def cell(value: object) -> Cell:
-    """Return a value of a partition's column as a record has it."""
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return value.isoformat() if isinstance(value, date | datetime) else str(value)
 
 
 def _starts(columns: Sequence[pa.Array]) -> list[int]:

@@ -20,7 +20,7 @@ from capture.formats.parquet import check_version, open_parquet, unfold
 from capture.formats.schema import CONFLICTS
 from capture.maintenance.engine import FileGroup
 from capture.maintenance.merge.schema_evolution import adapt, evolve, find_column, in_table, read_columns, typed_part
-from capture.stores.contract import REQUESTS_AT_ONCE, Store, read_ahead
+from capture.stores.contract import REQUESTS_AT_ONCE, AnyObject, Store, read_ahead
 from natty.blocking.loop import Loop
 from natty.wire.background import map_concurrently
 
@@ -133,7 +133,7 @@ def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
     return open_parquet(opened)
 
 
-def fetch_blocking(store: Store, objects: Iterable[Stored]) -> Generator[tuple[Stored, bytes], None, None]:
+def fetch_blocking(store: Store, objects: Iterable[AnyObject]) -> Generator[tuple[AnyObject, bytes], None, None]:
     """As `read_ahead`, for callers without an event loop: objects are also fetched while the caller works on one."""
     loop = Loop()
     try:

@@ -38,11 +38,26 @@ def increments(store, count=4):
     "query",
     [
         "SELECT country, day, sum(total) AS revenue, count(*) AS c, count(n) AS cn FROM S GROUP BY 1, 2",
-        "SELECT country, min(n) AS low, max(total) AS high, max_by(status, sequence) AS s FROM S GROUP BY country",
-        "SELECT country, avg(total) AS a, avg(-total / 7) AS b, round(avg(total), 3) AS c FROM S GROUP BY country",
-        "SELECT day, last(status) AS l, first(status, true) AS f, any(n > 7) AS y FROM S GROUP BY 1",
-        "SELECT day, avg(n) AS a, sum(n) FILTER (WHERE status = 'x') AS x FROM S WHERE total > 100 GROUP BY day",
-        "SELECT country, date(time) AS at, count_if(n > 5) AS five, bool_or(n > 1000) AS big FROM S GROUP BY 1, 2",
+        pytest.param(
+            "SELECT country, min(n) AS low, max(total) AS high, max_by(status, sequence) AS s FROM S GROUP BY country",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "SELECT country, avg(total) AS a, avg(-total / 7) AS b, round(avg(total), 3) AS c FROM S GROUP BY country",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "SELECT day, last(status) AS l, first(status, true) AS f, any(n > 7) AS y FROM S GROUP BY 1",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "SELECT day, avg(n) AS a, sum(n) FILTER (WHERE status = 'x') AS x FROM S WHERE total > 100 GROUP BY day",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "SELECT country, date(time) AS at, count_if(n > 5) AS five, bool_or(n > 1000) AS big FROM S GROUP BY 1, 2",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 async def test_merged_aggregates_are_those_of_all_messages(driver, store, query):
@@ -65,12 +80,14 @@ async def test_rows_of_new_messages_are_added(driver, store):
     assert {"subject", "time", "sequence", "headers", "doubled"} <= set(table.read()[0])
 
 
+@pytest.mark.long
 async def test_everything_else_is_computed_again(driver, store):
     query = "SELECT country, total, row_number() OVER (PARTITION BY country ORDER BY total, sequence) AS r FROM S"
     table = await check_increments(driver, store, query, increments(store, 2), schema=SCHEMA)
     assert table.upkeep == "whole"
 
 
+@pytest.mark.long
 async def test_the_last_value_is_that_of_the_last_message_however_a_table_is_kept(driver, store):
     query = "SELECT country, last(status) AS l, first(n) AS f, count(DISTINCT day) AS d FROM S GROUP BY country"
     table = await check_increments(driver, store, query, increments(store), schema=SCHEMA)
@@ -79,6 +96,7 @@ async def test_the_last_value_is_that_of_the_last_message_however_a_table_is_kep
     assert [(one["l"], one["f"]) for one in merged.read()] == [(one["l"], one["f"]) for one in table.read()]
 
 
+@pytest.mark.long
 async def test_an_average_of_large_whole_numbers_is_a_double_and_does_not_overflow(driver, store):
     block = increments(store, 1)[0]
     table = Table(driver, store, "SELECT day, avg(time_ns) AS t FROM S GROUP BY day", schema=SCHEMA)
@@ -86,6 +104,7 @@ async def test_an_average_of_large_whole_numbers_is_a_double_and_does_not_overfl
     assert [round(one["t"] / 1e9) for one in table.read()] == [round(STARTED / 1e9)] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("digits", "scale"), [(10, 2), (18, 6), (28, 2), (38, 4), (20, 0), (9, 9), (36, 10)])
 async def test_an_average_of_decimals_is_rounded_once_as_spark_does(driver, digits, scale):
     kind, high = (

@@ -6,7 +6,7 @@ from derivations import Table, messages
 from capture.errors import PipelineError
 from capture.pipelines.upkeep import Upkeep
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 BODY = {"k": "a", "v": 1, "s": {"x": 1}}
 SCHEMA = "k STRING, v INT, s STRUCT<x: INT>"

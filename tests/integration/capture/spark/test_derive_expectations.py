@@ -7,7 +7,7 @@ from capture.errors import PipelineError
 from capture.maintenance.merge.schema_evolution import read_columns
 from capture.pipelines.upkeep import Upkeep
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 SCHEMA = "k STRING, v INT"
 POSITIVE, SHORT = "v >= 0", "length(k) < 3"

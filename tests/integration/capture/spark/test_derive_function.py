@@ -11,7 +11,7 @@ from capture.errors import PipelineError, SparkError
 from capture.pipelines.upkeep import Upkeep
 from natty.elections.guard import members
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 JOBS = """
 import os

@@ -48,6 +48,7 @@ async def test_an_upsert_reads_and_writes_only_the_units_of_its_keys(driver, sto
     assert len(table.read()) == 40
 
 
+@pytest.mark.long
 async def test_partitions_of_any_kind_have_names_that_stay_the_same(driver, store):
     query = """
     SELECT k, v, timestamp '2026-01-01 05:00:00' + make_interval(0, 0, 0, 0, v) AS at, cast(v AS DECIMAL(5,1)) AS d,
@@ -63,6 +64,7 @@ async def test_partitions_of_any_kind_have_names_that_stay_the_same(driver, stor
     ]
 
 
+@pytest.mark.long
 async def test_sequences_that_an_object_has_twice_or_that_are_not_given_count_once_or_not(driver, store):
     rows = [row(n, stream="S", payload=b'{"k": "a", "v": 1}') for n in (1, 2, 2, 3, 1, 4)]
     table = Table(driver, store, "SELECT k, sum(v) AS n FROM S GROUP BY k", **ROWS)
@@ -70,6 +72,7 @@ async def test_sequences_that_an_object_has_twice_or_that_are_not_given_count_on
     assert (done.rows_in, table.read()) == (3, [{"k": "a", "n": 3}])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "said"),
     [
@@ -85,6 +88,7 @@ async def test_a_key_that_is_null_fails_the_run(driver, store, query, said):
         await table.run([block], [block])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "settings", "said"),
     [
@@ -141,6 +145,7 @@ async def test_a_message_that_deletes_its_key_leaves_a_tombstone_that_late_messa
     assert {one["name"] for one in table.read(tombstones=True)} == {"b", "c"}
 
 
+@pytest.mark.long
 async def test_the_key_may_be_a_field_of_the_payload_and_a_deletion_without_one_is_left_out(driver, store):
     table = Table(driver, store, schema="name STRING, v INT", **{**LATEST, "latest": "name"})
     await table.run([messages(store, "1", {1: {"name": "a", "v": 1}, 2: b"", 3: {"name": "a", "v": 2}})])
