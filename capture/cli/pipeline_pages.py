@@ -286,7 +286,8 @@ def print_runs(name: str, runs: Sequence[Run]) -> None:
 def _run_row(one: Run) -> tuple[str, ...]:
     result = f"failed: {one.error}" if one.error else one.why
     if one.violations:
-        result += "; " + ", ".join(f"{write_count(count, 'row')} not {what}" for what, count in one.violations.items())
+        counts = [f"{write_count(count, 'row')} do not meet {what}" for what, count in one.violations.items()]
+        result += f"; {', '.join(counts)}"
     took = show_duration(round(max(0.0, one.ended - one.began), 1))
     sizes = show_size(one.bytes_in), show_size(one.bytes_out)
     numbers = (f"{one.rows_in:,}", f"{one.rows_out:,}", *sizes, f"{one.files:,}", f"{one.replaced:,}")

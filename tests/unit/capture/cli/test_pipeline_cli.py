@@ -386,3 +386,27 @@ def test_a_paused_pipeline_says_so_and_from_when_on_it_has_messages(command, wor
     assert read(command("plan", "rows", "--json"))["runs"] is False
     assert "of messages since: 1970-01-01T00:00:01Z" in "\n".join(lines(command("show", "rows")))
     assert read(command("show", "rows", "--json"))["since"] == "1970-01-01T00:00:01Z"
+
+
+def test_rows_in_quarantine_belong_to_their_pipeline(command, world):
+    config = load(world / "capture.toml", {"store": "lake"}, environment={})
+    rows = next(one for one in config.pipeline if one.name == "rows")
+    run = Run(number=1, began=1.0, ended=2.0, rows_in=5, rows_out=3, violations={"country IS NOT NULL": 2})
+    tables = PipelineTables(world / "lake", token=2)
+    both = {"rows": table(rows, runs=[run]), "rows__quarantine": PipelineTable(definition="", number=1)}
+    asyncio.run(tables.commit(both, [file("rows", 3), file("rows__quarantine", 2)]))
+    found = {one["name"]: one for one in read(command("ls", "--json"))}
+    assert "rows__quarantine" not in found
+    assert found["rows"]["rows"] == 3
+    assert "quarantined rows: 2" in "\n".join(lines(command("show", "rows")))
+    assert read(command("show", "rows", "--json"))["quarantined"] == 2
+    assert "new; 2 rows do not meet country IS NOT NULL" in lines(command("history", "rows"))[1]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_history_has_no_line_that_a_terminal_would_cut(command, world, columns):
+    for name in ("revenue", "rows"):
+        status, out, err = command("history", name, columns=columns)
+        assert (status, err) == (0, "")
+        assert all(len(line) <= columns or line.startswith(" result ") for line in out.splitlines())
+        assert "1970-01-01T00:" in out
