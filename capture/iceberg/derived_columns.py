@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
@@ -39,6 +39,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from capture.errors import CompactionError
 from capture.iceberg.columns import PROPERTIES
 from capture.maintenance.merge.schema_evolution import read_columns
 
@@ -48,10 +49,9 @@ MAPPING = "schema.name-mapping.default"
 def new_metadata(location: str, columns: str, partition: Sequence[str]) -> TableMetadata:
     """Return the metadata of a table without snapshots: format version 2, partitioned by the values of columns."""
     schema = Schema(*_read_fields(columns, count(1)))
-    sources = enumerate((schema.find_field(name).field_id, name) for name in partition)
     fields = (
         PartitionField(source, PARTITION_FIELD_ID_START + place, IdentityTransform(), name)
-        for place, (source, name) in sources
+        for place, (source, name) in enumerate(_find_sources(schema, partition))
     )
     metadata = new_table_metadata(schema, PartitionSpec(*fields), UNSORTED_SORT_ORDER, location, dict(PROPERTIES))
     return _set_mapping(metadata, _name(metadata.schema().as_struct()))
@@ -106,9 +106,15 @@ def list_specs(metadata: TableMetadata) -> list[PartitionSpec]:
 
 
 def _read_fields(columns: str, fresh: Iterator[int]) -> list[NestedField]:
-    """Return the columns with new ids. All of them may be null, and so may the fields within them."""
+    """Return the columns with new ids. All of them may be null, and so may the fields within them.
+
+    CompactionError if Iceberg does not have such a type, or can't tell two names apart.
+    """
     schema = pa.schema([field.remove_metadata() for field in read_columns(columns)])
-    struct = pyarrow_to_schema(schema, NameMapping(_name_all(schema, fresh))).as_struct()
+    try:
+        struct = pyarrow_to_schema(schema, NameMapping(_name_all(schema, fresh))).as_struct()
+    except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
+        raise CompactionError(f"an Iceberg table can't have these columns: {error}") from error
     return _continue_fields(struct, struct)
 
 
@@ -160,14 +166,23 @@ def _change_schema(metadata: TableMetadata, fields: Sequence[NestedField]) -> tu
 # --- partitions ------------------------------------------------------------------------------------------------------
 
 
+def _find_sources(schema: Schema, partition: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the ids and names of the columns that separate files. CompactionError if there is no such column."""
+    known = {one.name: one.field_id for one in schema.fields}
+    if missing := [name for name in partition if name not in known]:
+        raise CompactionError(
+            f"{missing[0]} is to separate files, and the table has no such column: {', '.join(known)}"
+        )
+    return [(known[name], name) for name in partition]
+
+
 def _change_partition(metadata: TableMetadata, schema: Schema, partition: Sequence[str]) -> list[TableUpdate]:
     """Return how to set this partition spec. A field that an earlier one has keeps its id."""
     known = {(one.source_id, one.name): one.field_id for spec in metadata.partition_specs for one in spec.fields}
     fresh = count(1 + (metadata.last_partition_id or PARTITION_FIELD_ID_START - 1))
-    sources = [(schema.find_field(name).field_id, name) for name in partition]
     fields = tuple(
         PartitionField(source, known.get((source, name)) or next(fresh), IdentityTransform(), name)
-        for source, name in sources
+        for source, name in _find_sources(schema, partition)
     )
     if metadata.spec().fields == fields:
         return []

@@ -329,6 +329,48 @@ async def test_a_record_that_is_in_no_partition_of_the_table_is_named(table):
     assert table.document.iceberg == {}
 
 
+@pytest.mark.parametrize(
+    ("columns", "partition", "said"),
+    [
+        (pa.schema([("x", pa.null())]), [], "an Iceberg table can't have these columns: Null type"),
+        (pa.schema([("x", pa.duration("us"))]), [], "can't have these columns: Column 'x' has an unsupported type"),
+        (
+            pa.schema([("a.b", pa.int32()), ("a", pa.struct([("b", pa.int32())]))]),
+            [],
+            "can't have these columns: Invalid schema, multiple fields for name a.b",
+        ),
+        (COLUMNS, ["city"], "city is to separate files, and the table has no such column: country, day, total"),
+    ],
+)
+async def test_columns_that_no_table_can_have_are_named_and_the_table_stays(table, columns, partition, said):
+    await table.run([await table.file(sales("de", 1), partition=["de"])], **BY_COUNTRY)
+    before = table.document
+    with pytest.raises(CompactionError, match=said):
+        await table.rerun([await table.file(sales("fr", 1))], columns=columns, partition=partition)
+    fresh = Derived(f"{table.store.url}/fresh")
+    with pytest.raises(CompactionError, match=said):
+        await fresh.run([await fresh.file(sales("fr", 1))], columns=columns, partition=partition)
+    assert table.document == before
+    assert await totals(table) == [("de", 1)]
+
+
+async def test_a_partition_column_of_another_type_is_another_column_in_another_spec(table):
+    german, french = await german_and_french(table)
+    await table.run([german, french], **BY_COUNTRY)
+    numbered = COLUMNS.set(0, pa.field("country", pa.int64()))
+    file = await table.file(rows(numbered, country=[49], day=[DAY], total=[5]), partition=[49])
+    await table.rerun([file], columns=numbered, partition=["country"])
+    reader = await table.reader()
+    [spec] = reader.metadata.partition_specs
+    assert spec.spec_id == reader.metadata.default_spec_id == 1
+    [field] = spec.fields
+    assert field.source_id == reader.schema().find_field("country").field_id > 3
+    assert field.field_id == 1001
+    assert await planned(table, "country = 49") == 1
+    assert await planned(table, "country = 1") == 0
+    assert await totals(table) == [(49, 5)]
+
+
 async def test_a_file_that_no_manifest_holds_makes_the_table_again(table, caplog):
     german, french = await german_and_french(table)
     await table.run([german], **BY_COUNTRY)
