@@ -3,7 +3,9 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
+from derived_tables import STEPS, Derived
 from exposing import sequences_of
 from foreign_catalogs import Registered
 from patient import PATIENCE, until
@@ -15,7 +17,7 @@ from capture.errors import CatalogAwayError
 from capture.iceberg.foreign_catalog import MOVED
 from capture.iceberg.foreign_sql import SqlEntries
 from capture.node import user_catalog
-from capture.node.user_catalog import CatalogKeeper
+from capture.node.user_catalog import CatalogKeeper, UserCatalog
 
 
 @pytest.fixture
@@ -138,3 +140,20 @@ async def test_an_entry_that_another_program_removed_is_registered_again_without
         with SqlCatalog("default", uri=f"sqlite:///{tmp_path}/catalog.db") as other:
             other.drop_table("lake.S")
             await until(lambda: other.table_exists("lake.S"))
+
+
+async def test_tables_of_pipelines_are_registered_beside_those_of_streams(archive, tmp_path):
+    derived = Derived(tmp_path / "pipelines")
+    catalog = UserCatalog(derived.store, msgspec.structs.replace(archive.config, store=derived.store.url))
+    catalog_keeper = CatalogKeeper(catalog, archive.failing)
+    for step in STEPS:
+        expected = await step(derived)
+        catalog_keeper.announce(derived.document)
+        assert await catalog_keeper.set_all()
+        assert catalog_keeper.states["daily"].number == derived.shown.number
+        with SqlCatalog("default", uri=f"sqlite:///{tmp_path}/catalog.db") as other:
+            assert other.list_tables("lake") == [("lake", "S"), ("lake", "daily")]
+            rows = other.load_table("lake.daily").scan().to_arrow()["total"].to_pylist()
+        assert len(rows) == len(expected)
+        assert all(total in row for total, row in zip(sorted(rows), expected, strict=True))
+    catalog.close()
