@@ -89,6 +89,9 @@ async def test_the_examples_of_the_page_run_and_are_read_as_it_says(own_server, 
                 assert not [one["error"] for one in found if one["error"]]
                 if {one["name"] for one in found if one["state"] == "current" and one["rows"]} == names:
                     break
+        for line in "".join(blocks("sh")).splitlines():
+            words = line.partition("#")[0].replace("--config capture.toml", "").split()[1:]
+            assert await asyncio.to_thread(capture, config, *words)
     finally:
         node.terminate()
         assert await asyncio.to_thread(node.wait, 60) == 0
@@ -105,10 +108,6 @@ async def test_the_examples_of_the_page_run_and_are_read_as_it_says(own_server, 
         "FR": sum(number / 4 for number in range(1, 40, 2)),
     }
     exec(polars_reading, scope)
-    for command in blocks("sh"):
-        for line in command.splitlines():
-            words = line.partition("#")[0].replace("--config capture.toml", "").split()[1:]
-            assert capture(config, *words)
     shown = json.loads(capture(config, "pipeline", "show", "config", "--json"))
     assert shown["iceberg"]["location"] == f"file://{tmp_path}/orders/_pipelines/iceberg/config"
     assert shown["state"] == "current"
