@@ -33,7 +33,8 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
 
     `partial` reads the input and gives the group's columns and a state of each aggregate; `merged` reads such rows
     from the view `__states` and gives one row a group; `final` reads these from the view `__merged` and gives the
-    columns of the query. A state's columns begin with HIDDEN.
+    columns of the query. A state's columns begin with HIDDEN. `averages.settle_averages` makes averages of them that
+    Spark can run.
     """
 
     partial: str

@@ -13,7 +13,7 @@ import msgspec
 from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
 from capture.maintenance.engine import FileGroup, Merged
-from capture.pipelines.derivation import Derivation, Derived, Input
+from capture.pipelines.derivation import Derivation, Derived, Input, Part
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, run_alone
 from capture.spark.java import choose
@@ -154,9 +154,14 @@ def unavailable(options: SparkOptions) -> str:
 
 
 def _complete(given: Input, key_file: str) -> Input:
-    """Return the input with paths that are complete, and with our keys if it has none of its own."""
+    """Return the input with paths that are complete, with our keys if it has none, without sets that Spark ignores."""
     keys = str(Path(given.key_file).absolute()) if given.key_file else key_file
-    return msgspec.structs.replace(given, store=_absolute(given.store), key_file=keys)
+    new, every = ([_shorten(one) for one in parts] for parts in (given.new, given.all))
+    return msgspec.structs.replace(given, store=_absolute(given.store), key_file=keys, new=new, all=every)
+
+
+def _shorten(part: Part) -> Part:
+    return msgspec.structs.replace(part, stored=msgspec.structs.replace(part.stored, sequences=b""))
 
 
 def _absolute(store_url: str) -> str:

@@ -157,16 +157,9 @@ def _spread(scope: SparkSession, column: str, items: Sequence[msgspec.Struct], s
     """Return the items, as JSON, in so many partitions that a task reads about SLICE_BYTES."""
     cores = scope.sparkContext.defaultParallelism
     slices = min(len(items), max(cores, -(-size // SLICE_BYTES)))
-    packed = [(msgspec.json.encode(_plain(one)).decode(),) for one in items]
+    packed = [(msgspec.json.encode(one).decode(),) for one in items]
     rows = scope.sparkContext.parallelize(packed, slices)
     return scope.createDataFrame(rows, f"{column} STRING")
-
-
-def _plain(one: msgspec.Struct) -> msgspec.Struct:
-    """Return a part without the set of its object's sequences, which no reader needs."""
-    if isinstance(one, Part):
-        return msgspec.structs.replace(one, stored=msgspec.structs.replace(one.stored, sequences=b""))
-    return one
 
 
 def _under(rows: DataFrame, schema: StructType) -> DataFrame:

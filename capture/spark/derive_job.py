@@ -271,6 +271,7 @@ class _Run:
             columns=files,
             partition=asked.partition,
             key=self._identity,
+            required=asked.key,
             unique=unique,
             conditions=asked.expect,
             on_violation=asked.on_violation,

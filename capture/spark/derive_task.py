@@ -133,9 +133,10 @@ class Writing:
     """How rows become files. They are sorted by `partition`, UNIT and `key`; then, if `unique` is "last", descending.
 
     `columns` are those of a table's file; those of a file that no reader sees are `key` and the hidden ones. Of rows
-    with a key, "last" writes the first that comes, "once" allows no second. Rows that do not meet one of the
-    `conditions` are counted; in the table they are only with `on_violation` "fail", which fails later. `keeps_state`
-    says that they go to the files that no reader sees, since later rows are merged with them.
+    with a key, "last" writes the first that comes, "once" allows no second; no column of `required` is null. Rows that
+    do not meet one of the `conditions` are counted and not written, and with `on_violation` "quarantine" written to
+    other files. `keeps_state` says that they go to the files that no reader sees, since later rows are merged with
+    them.
     """
 
     store: str
@@ -143,6 +144,7 @@ class Writing:
     columns: pa.Schema
     partition: Sequence[str] = ()
     key: Sequence[str] = ()
+    required: Sequence[str] = ()
     unique: Unique = ""
     conditions: Sequence[str] = ()
     on_violation: str = "fail"
@@ -199,6 +201,9 @@ class _Task:
             rows = self._choose(rows)
         if not len(rows):
             return
+        for name in writing.required:
+            if rows.column(name).null_count:
+                raise _Fault(f"{name}, of its key, is null in a row of its result: leave such rows out by WHERE")
         edges = _starts([rows.column(name) for name in (*writing.partition, UNIT)])
         for first, after in zip(edges, [*edges[1:], len(rows)], strict=True):
             *values, bucket = [rows.column(name)[first].as_py() for name in (*writing.partition, UNIT)]

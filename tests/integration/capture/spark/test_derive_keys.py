@@ -89,6 +89,15 @@ async def test_a_key_that_is_null_fails_the_run(driver, store, query, said):
 
 
 @pytest.mark.long
+async def test_a_key_that_is_null_fails_a_computation_of_everything(driver, store):
+    block = messages(store, "a", {1: body("a", 1), 2: body(None, 2)})
+    table = Table(driver, store, "SELECT k, v FROM S ORDER BY v", **ROWS)
+    assert table.upkeep is Upkeep.WHOLE
+    with pytest.raises(PipelineError, match=r"^pipeline p: k, of its key, is null in a row of its result"):
+        await table.run([block], [block])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "settings", "said"),
     [
