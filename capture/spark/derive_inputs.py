@@ -50,7 +50,9 @@ class Source:
         return self._frame(self.given.new)
 
     def all(self) -> DataFrame:
-        """Return all rows, as `new`."""
+        """Return all rows, as `new`. PipelineError if the run was only given the new ones."""
+        if self.given.new and not self.given.all:
+            raise PipelineError("it asks for all rows of an input, and this run has only the new ones")
         return self._frame(self.given.all)
 
     @cached_property

@@ -143,6 +143,7 @@ async def test_a_function_has_no_credential_in_its_environment(driver, store):
         ("leaves", r"pipeline_jobs:leaves failed: SystemExit: no more \(pipeline_jobs.py, line 37\)"),
         ("unresolved", r"pipeline_jobs:unresolved failed: .*`no_such_column` cannot be resolved.* line 41\)"),
         ("fails_later", r"ZeroDivisionError: integer division or modulo by zero \(pipeline_jobs.py, line 47\)"),
+        ("features", r"it asks for all rows of an input, and this run has only the new ones"),
         ("unknown", r"it has no input 'T': they are S"),
         ("absent", r"the function 'pipeline_jobs:absent' can't be loaded: AttributeError"),
     ],
