@@ -1,9 +1,12 @@
 """The columns of a pipeline's table: which types it may have, and how they change from run to run."""
 
+import pyarrow as pa
 import pytest
-from derivations import Table, messages
+from derivations import Table, messages, part
 
 from capture.errors import PipelineError
+from capture.maintenance.merge.schema_evolution import write_columns
+from capture.pipelines.derivation import Input
 from capture.pipelines.upkeep import Upkeep
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -111,3 +114,10 @@ async def test_a_run_without_new_messages_changes_nothing(driver, store, block):
     assert whole.read() == [{"k": "a", "v": 1}]
     await whole.run([], [])
     assert whole.files == []
+
+
+async def test_a_typed_column_that_no_new_object_has_is_null(driver, store, block):
+    typed = write_columns(pa.schema([("v", pa.int64())]))
+    table = Table(driver, store, "SELECT sequence, v FROM S")
+    await table.run([], inputs={"S": Input(store=store.as_uri(), new=[part(block)], typed=typed)})
+    assert table.read() == [{"sequence": 1, "v": None}]
