@@ -13,6 +13,7 @@ from capture.config.streams import below, each
 from capture.errors import ConfigError, PipelineError
 from capture.pipelines.definition import Pipeline, order
 from capture.pipelines.document import FOLDER
+from capture.pipelines.payload_schema import make_ddl
 from capture.pipelines.run import choose_method
 from capture.stores.plugin import load_function
 
@@ -56,11 +57,18 @@ def find_code_fault(one: Pipeline) -> str:
     try:
         if one.python:
             load_function(one.python, f"function of pipeline {one.name}", ())
-        if one.schema.startswith(DECODER):
-            load_function(one.schema.removeprefix(DECODER), f"schema of pipeline {one.name}", ())
+        settle_schema(one)
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def settle_schema(one: Pipeline) -> str:
+    """Return the type of a pipeline's payloads: Spark's DDL, "infer", or "". ConfigError if it can't be loaded."""
+    if not one.schema.startswith(DECODER):
+        return one.schema
+    what = f"schema of pipeline {one.name}"
+    return make_ddl(load_function(one.schema.removeprefix(DECODER), what, ()), f"the {what}")
 
 
 def _locate(sentence: str, given: Given) -> str:

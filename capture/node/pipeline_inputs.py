@@ -12,11 +12,11 @@ from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
 from capture.archive.trust import read_trusted_documents
-from capture.config.pipelines import archives
+from capture.config.pipelines import archives, settle_schema
 from capture.config.settings import CaptureConfig
 from capture.pipelines.commits import PipelineLeading
 from capture.pipelines.definition import Pipeline
-from capture.pipelines.derivation import Input, Part
+from capture.pipelines.derivation import INFER, Input, Part
 from capture.pipelines.document import Pipelines, PipelineTable
 from capture.pipelines.run import Gathered, Method
 from capture.reading.increment import find_all_parts, find_new, find_parts
@@ -24,8 +24,6 @@ from capture.reading.inventory import Inventory
 from capture.stores import Store, open_store
 from capture.stores.own_store import opening_url
 from natty import Natty
-
-INFER = "infer"
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class PipelineInputs:
             store=opening_url(look.store),
             new=await find_parts(inventory, config.stream, new),
             all=await find_all_parts(inventory, config.stream) if method.reads_all else [],
-            payload_schema=_settle_schema(pipeline, table.payload_schemas, config.stream),
+            payload_schema=_choose_schema(pipeline, table.payload_schemas, config.stream),
             typed=look.columns,
             since_ns=table.since_ns,
             key_file=_make_absolute(config.key_file),
@@ -125,6 +123,7 @@ def _make_absolute(path: str) -> str:
     return path and str(Path(path).absolute())
 
 
-def _settle_schema(pipeline: Pipeline, inferred: Mapping[str, str], stream: str) -> str:
-    """Return the type of a stream's payloads: as configured, or as the first run has inferred it."""
-    return inferred.get(stream, INFER) if pipeline.schema == INFER else pipeline.schema
+def _choose_schema(pipeline: Pipeline, inferred: Mapping[str, str], stream: str) -> str:
+    """Return the type of a stream's payloads: as configured, or as the first run has inferred it. ConfigError."""
+    wanted = settle_schema(pipeline)
+    return inferred.get(stream, wanted) if wanted == INFER else wanted

@@ -23,6 +23,7 @@ from capture.node.campaign import campaign
 from capture.node.exposure import LoadedExposure
 from capture.node.pipeline_inputs import PipelineInputs
 from capture.node.pipeline_requests import Request, read_requests
+from capture.node.user_catalog import CatalogKeeper, UserCatalog
 from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Deriver
@@ -106,13 +107,28 @@ class PipelineKeeper:
         leading = self.start_term(TermHead(term, PIPELINES, config.signer()), store)
         self._looked.clear()
         try:
-            async with driver as deriver:
+            async with driver as deriver, self._keep_catalog(leading):
                 while True:
                     term.check()
                     await self.run_due(leading, deriver)
                     await asyncio.sleep(LOOK)
         finally:
             self.failing.clear()
+
+    @contextlib.asynccontextmanager
+    async def _keep_catalog(self, leading: PipelineLeading) -> AsyncIterator[None]:
+        """While the body runs, keep the entries in the user's catalog, if there is one, at the committed tables."""
+        config, exposure = self.config, leading.exposure
+        if not config.table.catalog.type or not isinstance(exposure, LoadedExposure):
+            yield
+            return
+        mine = msgspec.structs.replace(config, store=pipelines_store(config), archive=pipelines_name(config))
+        mine = msgspec.structs.replace(
+            mine, table=msgspec.structs.replace(config.table, location=exposure.rule.location)
+        )
+        exposure.catalog = CatalogKeeper(UserCatalog(leading.store, mine), self.failing, clock=self.clock)
+        async with exposure.catalog.scope():
+            yield
 
     def start_term(self, pointer: TermHead, store: Store) -> PipelineLeading:
         """Return what the leader works with during a term."""

@@ -19,6 +19,10 @@ Cell = str | int | float | bool | None
 """A value of a partition column, as JSON has it: dates and times are ISO 8601 texts, decimals texts."""
 
 
+INFER = "infer"
+"""In place of the type of payloads: that of the first messages."""
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What a run reads of one object of an archive: the rows of the `given` sequences (`Sequences.to_text`), each once.
 

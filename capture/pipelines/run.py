@@ -180,7 +180,7 @@ def conclude(
 
 def fail(table: PipelineTable, name: str, run: Run, error: str, plan: str = "") -> Change:
     """Return the commit that records a failed run of the pipeline with this name: nothing else changes."""
-    run = msgspec.structs.replace(run, number=table.number, error=error[:MOST_ERROR], plan=plan[:MOST_PLAN])
+    run = msgspec.structs.replace(run, number=table.number + 1, error=error[:MOST_ERROR], plan=plan[:MOST_PLAN])
     return Change(tables={name: table.with_run(run)})
 
 

@@ -20,13 +20,17 @@ from capture.errors import PipelineError
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.merge.inputs import Columns, columns_of
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
-from capture.pipelines.derivation import Input, OutputFile, Part
+from capture.pipelines.derivation import INFER, Input, OutputFile, Part
 from capture.pipelines.upkeep import SEQUENCE
 from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts
 from capture.spark.frames import load, location, map_in_arrow, with_payload
 from capture.stores import FileStore, open_store
 
 TIME = "time"
+INFERRED = 10_000
+"""The type of payloads is inferred from so many messages, the first ones."""
+CORRUPT = "_corrupt_record"
+"""Spark's column for what is not JSON."""
 SLICE_BYTES = 16 << 20
 """About this many bytes of objects are read by one task."""
 
@@ -44,6 +48,8 @@ class Source:
         self.given = given
         self._scope = scope
         self._latest = latest
+        self.inferred = ""
+        """The type of the payloads, if it was inferred."""
 
     def new(self) -> DataFrame:
         """Return the rows that the last committed run did not have, with SEQUENCE; of kind "latest" also with DEAD."""
@@ -95,7 +101,23 @@ class Source:
         messages = messages.withColumn(SEQUENCE, F.col("sequence"))
         if self._latest:
             messages = messages.withColumn(DEAD, F.coalesce(F.expr(_DELETES), F.lit(False)))
-        return with_payload(messages, self.given.payload_schema) if self.given.payload_schema else messages
+        if self.given.payload_schema == INFER:
+            self.inferred = self.inferred or self._infer(messages)
+        schema = self.inferred or self.given.payload_schema
+        return with_payload(messages, schema) if schema else messages
+
+    def _infer(self, messages: DataFrame) -> str:
+        """Return the type of the first payloads that are JSON objects, in Spark's DDL. PipelineError if none is."""
+        first = messages.where("length(payload) > 0").orderBy("sequence").limit(INFERRED).select("payload")
+        texts = [bytes(one["payload"]).decode("utf-8", "replace") for one in first.collect()]
+        found = self._scope.read.json(self._scope.sparkContext.parallelize(texts, 1))
+        fields = [one for one in found.schema.fields if one.name != CORRUPT]
+        if not fields:
+            raise PipelineError(
+                f"none of the first {len(texts):,} payloads is a JSON object, so its types can't be inferred: give a"
+                " schema"
+            )
+        return StructType(fields).toDDL()
 
     def _rows_of_pipeline(self, parts: Sequence[Part]) -> DataFrame:
         visible = read_columns(self.given.columns)

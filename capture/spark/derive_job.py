@@ -86,7 +86,8 @@ class _Run:
                 done = self._compute_groups()
             case _:
                 done = self._compute_all()
-        return msgspec.structs.replace(done, rows_in=rows_in)
+        inferred = {name: one.inferred for name, one in self._sources.items() if one.inferred}
+        return msgspec.structs.replace(done, rows_in=rows_in, payload_schemas=inferred)
 
     def _size_shuffles(self) -> None:
         asked, conf = self._asked, self._scope.conf
