@@ -16,12 +16,12 @@ from capture.cli import pipeline_pages as pages
 from capture.cli import settings
 from capture.cli.archive import Offline
 from capture.cli.pipeline_requests import pause, rerun, resume, run
-from capture.config.pipelines import find_code_fault, pipelines_store, read_pipelines
+from capture.config.pipelines import find_code_fault, pipelines_store, pipelines_trust, read_pipelines
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.node.status.pipelines import PipelineFacts, PipelineView, compare_definitions
 from capture.pipelines.document import Pipelines, PipelineTable
 from capture.pipelines.run import choose_method
+from capture.reading.pipeline_view import PipelineFacts, PipelineView, compare_definitions
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
@@ -245,5 +245,5 @@ def _view(config: CaptureConfig, look: Callable[[PipelineView], Awaitable[T]], *
 
 async def _read_tables(config: CaptureConfig) -> dict[str, PipelineTable]:
     """Return the tables in the newest document in the store; none if there is no document."""
-    store, check = open_store(pipelines_store(config)), config.trust().check_document
+    store, check = open_store(pipelines_store(config)), pipelines_trust(config).check_document
     return (await chain.read(store, await latest_offline(store, Pipelines), Pipelines, check=check)).tables

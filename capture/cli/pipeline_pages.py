@@ -12,10 +12,10 @@ import msgspec
 from capture.archive.iceberg_state import Iceberg
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
-from capture.node.status.pipelines import InputFacts, PipelineFacts, Reading
 from capture.pipelines.definition import LATEST, Pipeline
 from capture.pipelines.document import Run
 from capture.pipelines.upkeep import Upkeep
+from capture.reading.pipeline_view import InputFacts, PipelineFacts, Reading
 from natty.cli.tables import print_facts, print_table
 from natty.cli.terminal import printable, say
 from natty.config.units import show_duration, show_size, show_time, write_count

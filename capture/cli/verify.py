@@ -21,7 +21,16 @@ from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
 from capture.stores import open_store
 from capture.verification.check import Check, check
-from capture.verification.outputs import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
+from capture.verification.outputs import (
+    nagios,
+    nagios_pipeline,
+    nagios_unknown,
+    prometheus,
+    prometheus_failure,
+    prometheus_pipeline,
+    write_atomically,
+)
+from capture.verification.pipelines import PipelineCheck, check_pipeline
 from capture.verification.purge import Margin, Plan, Stock, find_purge_subjects, plan_purge, take_stock
 from capture.verification.purge import purge as purge_stream
 from capture.verification.verdict import Holdings
@@ -49,6 +58,10 @@ def verify(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Check the table of this pipeline, and not the archive."),
+    ] = None,
     deep: Annotated[
         bool,
         typer.Option(
@@ -81,6 +94,13 @@ def verify(
     """
     _check_outputs(as_json, as_nagios, prometheus_file == STANDARD_OUTPUT)
     try:
+        if pipeline is not None:
+            if stream or noted:
+                raise typer.BadParameter("--pipeline can't be combined with --stream and --noted")
+            with _publish_failure(prometheus_file, "", pipeline):
+                flags = {"store": store, **settings.checks(public_key, encrypted_only)}
+                found = run_async(_prove(settings.with_pipelines(config, flags, nats), pipeline, deep, offline))
+            raise typer.Exit(_print_pipeline(found, as_json, as_nagios, prometheus_file))
         with _publish_failure(prometheus_file, stream or ""):
             flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
             wanted = settings.archive(config, flags, nats)
@@ -96,13 +116,13 @@ def verify(
 
 
 @contextlib.contextmanager
-def _publish_failure(file: Path | None, stream: str) -> Iterator[None]:
+def _publish_failure(file: Path | None, stream: str, pipeline: str = "") -> Iterator[None]:
     """Publish the failure for Prometheus if nothing could be checked."""
     try:
         yield
     except (CaptureError, NattyError):
         if file is not None:
-            _publish(file, prometheus_failure(stream, time.time()))
+            _publish(file, prometheus_failure(stream, time.time(), pipeline=pipeline))
         raise
 
 
@@ -123,6 +143,21 @@ def _print_check(checked: Check, as_json: bool, as_nagios: bool, prometheus_file
         print_document(checked.as_dict())
     elif prometheus_file != STANDARD_OUTPUT:
         say(checked.sentence())
+    return checked.status
+
+
+def _print_pipeline(checked: PipelineCheck, as_json: bool, as_nagios: bool, prometheus_file: Path | None) -> int:
+    """Print the selected outputs about a pipeline's table, and return the exit status."""
+    if prometheus_file is not None:
+        _publish(prometheus_file, prometheus_pipeline(checked))
+    if as_nagios:
+        status, line = nagios_pipeline(checked)
+        say(line)
+        return status
+    if as_json:
+        print_document(checked.as_dict())
+    elif prometheus_file != STANDARD_OUTPUT:
+        say(*checked.sentences())
     return checked.status
 
 
@@ -160,6 +195,19 @@ async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[
                     raise
                 return replace(alone, uncompared=str(error))
         return await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
+
+
+async def _prove(config: CaptureConfig, name: str, deep: bool, offline: bool) -> PipelineCheck:
+    """Check a pipeline's table by the head in NATS. If NATS can't be asked, check the newest one in the store."""
+    with show_progress("files") as on_progress:
+        if offline:
+            return await check_pipeline(None, config, name, deep=deep, on_progress=on_progress)
+        try:
+            async with Natty(**config.nats) as natty:
+                return await check_pipeline(natty, config, name, deep=deep, on_progress=on_progress)
+        except UNREACHABLE as error:
+            alone = await check_pipeline(None, config, name, deep=deep, on_progress=on_progress)
+            return replace(alone, uncompared=str(error))
 
 
 @contextlib.contextmanager

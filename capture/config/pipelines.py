@@ -7,6 +7,8 @@ import re
 import msgspec
 
 from capture.archive.heads import PIPELINES
+from capture.archive.signing import Signer, load_signer
+from capture.archive.trust import Trust
 from capture.config.provenance import Given, Place
 from capture.config.settings import CaptureConfig
 from capture.config.streams import below, each
@@ -106,6 +108,21 @@ def pipelines_store(config: CaptureConfig) -> str:
 def pipelines_name(config: CaptureConfig) -> str:
     """Return the name of the pipelines' election, of which `heads.PIPELINES` makes the whole one."""
     return config.pipelines_name or config.archive or (SEVERAL if config.streams else config.stream)
+
+
+def pipelines_trust(config: CaptureConfig) -> Trust:
+    """Return what to check of the pipelines' documents before they are trusted. Raises ConfigError."""
+    return config.trust(_signed_name(config))
+
+
+def pipelines_signer(config: CaptureConfig) -> Signer | None:
+    """Return the signer of the pipelines' documents; None if no key is given. Raises ConfigError."""
+    return load_signer(_signed_name(config), config.signing_key_file)
+
+
+def _signed_name(config: CaptureConfig) -> str:
+    """Return the name that the documents are signed for: the archive's; several archives may be without one."""
+    return config.name or pipelines_name(config)
 
 
 def find_pipeline(config: CaptureConfig, name: str) -> Pipeline:

@@ -15,7 +15,7 @@ import msgspec
 
 from capture.archive.heads import PIPELINES, TermHead
 from capture.archive.iceberg_state import Expiry
-from capture.config.pipelines import pipelines_name, pipelines_store, read_pipelines
+from capture.config.pipelines import pipelines_name, pipelines_signer, pipelines_store, read_pipelines
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, FencedError, PipelineError
 from capture.maintenance.compaction_plan import new_name
@@ -104,7 +104,7 @@ class PipelineKeeper:
         options = config.spark.options(queries=True)
         driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=config.key_file)
         store = open_store(pipelines_store(config))
-        leading = self.start_term(TermHead(term, PIPELINES, config.signer()), store)
+        leading = self.start_term(TermHead(term, PIPELINES, pipelines_signer(config)), store)
         self._looked.clear()
         try:
             async with driver as deriver, self._keep_catalog(leading):

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from capture.archive.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
 from capture.archive.history import PastHours, Prefetch
-from capture.archive.iceberg_state import Iceberg, folder, hint_path, version_of_copy, version_path
+from capture.archive.iceberg_state import Exposable, Iceberg, folder, hint_path, version_of_copy, version_path
 from capture.archive.identity import SIGNING, Signing, read_record
 from capture.archive.manifest import Indexed, Manifest
 from capture.archive.readme import README, VERSION, text, version_of
@@ -76,6 +76,8 @@ async def audit(
     keys: PublicKeys | None = None,
     noted: Iterable[Head] = (),
     deep: bool = False,
+    chains: Iterable[type[Document]] = CHAINS,
+    only: str = "",
 ) -> Audit:
     """Check the documents of an archive against each other. StoreError if the store can't be read.
 
@@ -83,10 +85,11 @@ async def audit(
     With `keys`, one of these must have signed them, for the archive of this name.
     `noted` heads were recorded outside the archive by `capture head`: no chain may end before them. `deep` reads every
     document, every page of the newest indexes and the whole history; otherwise only the newest documents and the index
-    of the shown blocks are read, and the others only have to exist.
+    of the shown blocks are read, and the others only have to exist. `chains` are the documents to check. `only` is the
+    stream whose Iceberg table is checked; default: all.
     """
-    auditor = _Auditor(store, heads or {}, keys, list(noted), deep, archive)
-    for kind in CHAINS:
+    auditor = _Auditor(store, heads or {}, keys, list(noted), deep, archive, only)
+    for kind in chains:
         await auditor.look_at(kind)
     if keys is None and not heads:
         auditor.notes.append(UNVOUCHED)
@@ -111,6 +114,7 @@ class _Auditor:
     noted: list[Head]
     deep: bool
     archive: str
+    only: str
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     documents: int = 0
@@ -138,9 +142,10 @@ class _Auditor:
             await self._check_recording(head.path, newest)
         if isinstance(newest, Indexed):
             await self._check_indexes(head.path, newest)
-        if isinstance(newest, Table):
+        if isinstance(newest, Exposable):
             for stream, exposed in newest.iceberg.items():
-                await self._check_exposed(head.path, stream, exposed)
+                if self.only in ("", stream):
+                    await self._check_exposed(kind, head.path, stream, exposed)
 
     async def _check_without_manifest(self) -> None:
         try:
@@ -241,8 +246,7 @@ class _Auditor:
         self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool
     ) -> None:
         """Check a document that no other document names: a deposed leader wrote it, or it is about to be committed."""
-        data = await self._read(path)
-        if data is None:
+        if (data := await self._read(path)) is None:
             return
         committed = {one.number: one.token for one in chain}
         document = self._check_document(kind, path, data, must_be_signed=must_be_signed)
@@ -330,13 +334,13 @@ class _Auditor:
         if self.deep:
             await self._check_history(path, recording)
 
-    async def _check_exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
+    async def _check_exposed(self, kind: type[Document], path: str, stream: str, exposed: Iceberg) -> None:
         """Check Iceberg's own files, and the pointers to them for readers without a catalog."""
         await self._read_all_unchanged(exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}, path)
         copy, hint = version_path(stream, exposed.number), hint_path(stream)
         listed = {one.path for one in await self.store.list(f"{folder(stream)}/metadata/v")}
         copied, hinted = await self._read(copy), await self._read(hint)
-        newest = await self._head(Table)
+        newest = await self._head(kind)
         if newest is None or newest.path != path:
             return  # another one was committed during the audit: these pointers are about to change
         wrong = {one for one in listed if (number := version_of_copy(one)) is not None and number > exposed.number}
@@ -347,8 +351,7 @@ class _Auditor:
         ]
 
     async def _check_description(self, recorded: int) -> None:
-        found = await self._read(README)
-        if found is None:
+        if (found := await self._read(README)) is None:
             self.problems.append(f"{README} is missing: a node writes it when it starts")
         elif (version_of(found) or 0) > VERSION:
             self.notes.append(f"{README} is of a later version than this program can check")

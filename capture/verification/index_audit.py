@@ -16,6 +16,7 @@ from capture.archive.manifest import Indexed, Manifest, Stored
 from capture.archive.sequences import MOST_WAITING, MOST_WAITING_BYTES, Sequences, SetSum
 from capture.archive.table import Table
 from capture.errors import ManifestError
+from capture.pipelines.document import Pipelines
 from capture.stores.contract import Store
 
 
@@ -27,6 +28,11 @@ async def check_indexes(store: Store, path: str, document: Indexed, *, deep: boo
     those of the entries. StoreError.
     """
     index = Index(store, document.PAGES)
+    if isinstance(document, Pipelines):
+        await _check_progress(index, path, document)
+        if deep:
+            await _check_version(index, path, document, document.index, has_sets=False)
+        return
     for version in document.list_versions():
         if deep or version is not document.index:
             await _check_version(index, path, document, version)
@@ -96,8 +102,19 @@ class _Sums:
         self.sets.add(held)
 
 
-async def _check_version(index: Index, path: str, document: Indexed, version: Version) -> None:
-    streams = await _add_up(index, version, whole=version is document.index)
+async def _check_progress(index: Index, path: str, document: Pipelines) -> None:
+    """ManifestError unless each set of the progress has as many sequences as the document says."""
+    for name, total in document.progress.streams.items():
+        if (count := len(await held_of(index, document.progress, name))) != total.held.count:
+            say = f"it says {total.held.count:,} sequences of {name}, and its progress has {count:,}"
+            raise ManifestError(f"{path} is wrong: {say}")
+
+
+async def _check_version(
+    index: Index, path: str, document: Indexed, version: Version, *, has_sets: bool = True
+) -> None:
+    """Compare the totals of a version with its entries; without `has_sets`, an entry names no sequences."""
+    streams = await _add_up(index, version, whole=version is document.index, has_sets=has_sets)
     name = next(name for name in document.__struct_fields__ if getattr(document, name) is version)
     for stream in sorted({*streams, *version.streams}):
         total, found = version.streams.get(stream, Total()), streams[stream]
@@ -116,7 +133,7 @@ async def _check_version(index: Index, path: str, document: Indexed, version: Ve
                 raise ManifestError(f"{path} is wrong: {say}")
 
 
-async def _add_up(index: Index, version: Version, *, whole: bool) -> dict[str, _Sums]:
+async def _add_up(index: Index, version: Version, *, whole: bool, has_sets: bool) -> dict[str, _Sums]:
     """Read all pages of a version, and return what its entries add up to, by stream. `whole`: see `_read_set`."""
     streams = defaultdict[str, _Sums](_Sums)
     waiting = waiting_bytes = 0
@@ -128,7 +145,8 @@ async def _add_up(index: Index, version: Version, *, whole: bool) -> dict[str, _
     async def look(page: str, entries: Sequence[Entry]) -> None:
         nonlocal waiting, waiting_bytes
         for one in entries:
-            streams[one.stream].add(one, await _read_set(index, page, one, whole=whole))
+            held = await _read_set(index, page, one, whole=whole) if has_sets else Sequences()
+            streams[one.stream].add(one, held)
             waiting, waiting_bytes = waiting + 1, waiting_bytes + len(one.sequences)
         if waiting >= MOST_WAITING or waiting_bytes >= MOST_WAITING_BYTES:
             waiting = waiting_bytes = 0

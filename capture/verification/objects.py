@@ -211,7 +211,7 @@ async def _check_object(store: Store, record: Stored, keys: Keys | None) -> Find
     """Compare an object with its record: first the hash, then its content."""
     with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as file:
         try:
-            digest = await _copy(store, record, file)
+            digest = await copy_object(store, record, file)
         except NotStoredError:
             return Finding(State.GONE, f"{record.path} is missing")
         except CaptureError as error:
@@ -221,8 +221,8 @@ async def _check_object(store: Store, record: Stored, keys: Keys | None) -> Find
         return await to_thread(_check, record, file, keys)
 
 
-async def _copy(store: Store, record: Stored, file: IO[bytes]) -> str:
-    """Copy an object into the file, in chunks, and return its SHA-256."""
+async def copy_object(store: Store, record: Stored, file: IO[bytes]) -> str:
+    """Copy an object into the file, in chunks, and return its SHA-256. NotStoredError; StoreError."""
     digest = sha256()
 
     def take(data: bytes) -> None:

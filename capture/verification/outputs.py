@@ -9,12 +9,15 @@ from uuid import uuid4
 
 from capture.errors import ConfigError
 from capture.verification.check import UNCHECKED, WELL, WRONG, Check
+from capture.verification.pipelines import PipelineCheck
 from capture.verification.verdict import COUNTED
 
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """Nagios' exit statuses."""
 _NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _NAGIOS = {WELL: OK, UNCHECKED: WARNING, WRONG: CRITICAL}
+VERIFY, PIPELINE = "capture_verify", "capture_verify_pipeline"
+"""The beginnings of metrics' names."""
 LONGEST = 1000
 """The limit of a Nagios line's text, in characters: some compatible systems read no more."""
 
@@ -42,6 +45,16 @@ def nagios(check: Check) -> tuple[int, str]:
     return status, f"{_line(status, check.sentence())} | {' '.join(data)}"
 
 
+def nagios_pipeline(check: PipelineCheck) -> tuple[int, str]:
+    """Return the exit status and the line for the table of a pipeline; as `nagios`."""
+    status, files = _NAGIOS[check.status], check.files
+    measured = {"waiting": check.waiting, "problems": len(check.problems), "unchecked": len(files.unchecked)}
+    measured |= {"files": files.files, "rows": files.rows}
+    data = [f"{name}={value}{_LIMITS.get(name, '')}" for name, value in measured.items()]
+    data += [f"size={files.bytes}B", f"time={check.seconds:.3f}s"]
+    return status, f"{_line(status, ' '.join(check.sentences()))} | {' '.join(data)}"
+
+
 def nagios_unknown(reason: str) -> tuple[int, str]:
     """Return the exit status and the line for a check that was not possible at all."""
     return UNKNOWN, _line(UNKNOWN, reason)
@@ -64,7 +77,7 @@ def prometheus(check: Check) -> str:
     """Return the check's figures in Prometheus' text format. No label contains a subject."""
     verdict, of_stream = check.verdict, labels(stream=check.stream)
     sequences = [(labels(stream=check.stream, state=name), float(len(getattr(verdict, name)))) for name in COUNTED]
-    return _outcome(check.stream, check.status, check.checked_at) + "".join(
+    return _outcome(of_stream, check.status, check.checked_at) + "".join(
         (
             _metric("sequences", "Sequences of the stream, by state.", sequences),
             *(
@@ -84,28 +97,58 @@ def prometheus(check: Check) -> str:
     )
 
 
-def prometheus_failure(stream: str, now: float) -> str:
+def prometheus_pipeline(check: PipelineCheck) -> str:
+    """Return the figures of the table of a pipeline in Prometheus' text format."""
+    files, of_pipeline = check.files, labels(pipeline=check.pipeline)
+    counts = [
+        (labels(pipeline=check.pipeline, input=one.name, state=state), float(len(getattr(one, state))))
+        for one in check.inputs
+        if one.is_stream
+        for state in ("held", "waiting", "removed", "strange")
+    ]
+    return _outcome(of_pipeline, check.status, check.checked_at, PIPELINE) + "".join(
+        (
+            metric(f"{PIPELINE}_messages", "Messages of the table's inputs, by state.", counts),
+            *(
+                metric(f"{PIPELINE}_{name}", text, [(of_pipeline, float(value))])
+                for name, text, value in (
+                    ("problems", "What is missing, damaged or wrong.", len(check.problems)),
+                    ("unchecked", "Files that could not be checked.", len(files.unchecked)),
+                    ("files", "Files that were checked.", files.files),
+                    ("rows", "Rows of the table.", files.rows),
+                    ("bytes", "Bytes of the checked files.", files.bytes),
+                    ("seconds", "Seconds that the check took.", round(check.seconds, 3)),
+                )
+            ),
+        )
+    )
+
+
+def prometheus_failure(stream: str, now: float, *, pipeline: str = "") -> str:
     """Return the figures of a check that was not possible: its status and its time (Unix seconds)."""
-    return _outcome(stream, UNCHECKED, now)
+    if pipeline:
+        return _outcome(labels(pipeline=pipeline), UNCHECKED, now, PIPELINE)
+    return _outcome(labels(stream=stream), UNCHECKED, now)
 
 
-def _outcome(stream: str, status: int, now: float) -> str:
-    of_stream = labels(stream=stream)
+def _outcome(given: str, status: int, now: float, prefix: str = VERIFY) -> str:
     return (
-        _metric(
-            "ok", "Whether nothing is missing or damaged, and everything was checked.", [(of_stream, status == WELL)]
+        metric(
+            f"{prefix}_ok",
+            "Whether nothing is missing or damaged, and everything was checked.",
+            [(given, status == WELL)],
         )
-        + _metric(
-            "status",
+        + metric(
+            f"{prefix}_status",
             "Exit status of the check: 0 ok, 1 not everything checked, 3 missing or damaged.",
-            [(of_stream, status)],
+            [(given, status)],
         )
-        + _metric("timestamp_seconds", "When the check began, Unix seconds.", [(of_stream, now)])
+        + metric(f"{prefix}_timestamp_seconds", "When the check began, Unix seconds.", [(given, now)])
     )
 
 
 def _metric(name: str, text: str, samples: list[tuple[str, float]]) -> str:
-    return metric(f"capture_verify_{name}", text, samples)
+    return metric(f"{VERIFY}_{name}", text, samples)
 
 
 def metric(name: str, text: str, samples: Iterable[tuple[str, float]]) -> str:

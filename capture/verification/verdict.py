@@ -141,7 +141,7 @@ class Verdict:
     def _judge(self) -> str:
         wrong = [f"{len(self.missing):,} MISSING ({self.missing.describe()})"] if self.missing else []
         wrong += [f"{self.duplicates:,} twice in the table"] if self.duplicates else []
-        wrong += _some(self.problems)
+        wrong += list_some(self.problems)
         if self.awaited:
             wrong.append(
                 f"{len(self.awaited):,} acknowledged messages are not stored yet ({self.awaited.describe()}), and nodes"
@@ -151,7 +151,7 @@ class Verdict:
             wrong = ["nothing is missing" if self.asked else "every object is sound"]
         if not self.asked:
             wrong.append("the stream was not compared")
-        return "; ".join([*wrong, *_some(self.unchecked)])
+        return "; ".join([*wrong, *list_some(self.unchecked)])
 
     def as_dict(self) -> dict[str, object]:
         """Return counts, the missing sequences as runs, and the problems: for JSON."""
@@ -177,7 +177,8 @@ COUNTED = (
 """The sets of a verdict whose sizes are in its JSON."""
 
 
-def _some(sentences: tuple[str, ...]) -> list[str]:
+def list_some(sentences: tuple[str, ...]) -> list[str]:
+    """Return the first SAID sentences, and one with the number of the others."""
     more = len(sentences) - SAID
     return [*sentences[:SAID], f"and {more:,} more like these"] if more > 0 else list(sentences)
 

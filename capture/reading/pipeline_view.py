@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,14 +20,13 @@ from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
 from capture.archive.trust import read_trusted_documents
-from capture.config.pipelines import archives, pipelines_name, pipelines_store, read_pipelines
+from capture.config.pipelines import archives, pipelines_name, pipelines_store, pipelines_trust, read_pipelines
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError, NoArchiveError
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Part
 from capture.pipelines.document import Pipelines, PipelineTable, Run, progress_of
 from capture.pipelines.run import QUARANTINE, Method, choose_method
-from capture.reading.increment import find_all_parts, find_new, find_parts
 from capture.reading.inventory import Inventory
 from capture.stores import Store, open_store
 from natty import Natty
@@ -138,7 +137,7 @@ class PipelineView:
         store = open_store(pipelines_store(config))
         head = await PIPELINES.reader(natty, pipelines_name(config))() if natty else None
         head = head or await latest_offline(store, Pipelines)
-        document = await chain.read(store, head, Pipelines, check=config.trust().check_document)
+        document = await chain.read(store, head, Pipelines, check=pipelines_trust(config).check_document)
         return cls(config, natty, head, document)
 
     def find(self, name: str) -> str:
@@ -176,6 +175,8 @@ class PipelineView:
 
     async def list_readings(self, facts: PipelineFacts) -> list[Reading]:
         """Return what the next run of a pipeline would read of each of its inputs."""
+        from capture.reading.increment import find_all_parts, find_parts  # here: the rest needs no pyarrow
+
         assert facts.pipeline
         assert facts.method
         found = []
@@ -184,7 +185,7 @@ class PipelineView:
                 files = [each for each in await self.list_files(one.name) if is_open(each.format)]
                 new, every = [Part(stored=each) for each in files if each.first > one.run], [*map(_as_part, files)]
             else:
-                inventory = await self._open_archive(one.name)
+                inventory = await self.open_archive(one.name)
                 new = await find_parts(inventory, one.name, one.new) if inventory else []
                 every = await find_all_parts(inventory, one.name) if inventory and facts.method.reads_all else []
             found.append(Reading(input=one, new=new, all=every if facts.method.reads_all else []))
@@ -195,6 +196,15 @@ class PipelineView:
         found = self._index.scan(self.document.index, Where(stream=name))
         return [one async for part in found for one in part]
 
+    async def read_progress(self, name: str, stream: str) -> Sequences:
+        """Return exactly the sequences of a stream whose messages a pipeline's table has."""
+        return await held_of(self._index, self.document.progress, progress_of(name, stream))
+
+    async def scan_files(self) -> AsyncIterator[list[Stored]]:
+        """Yield the files of all tables, a leaf of the index at a time."""
+        async for part in self._index.scan(self.document.index):
+            yield [*part]
+
     async def _look_at(self, name: str, table: PipelineTable | None, read: str) -> InputFacts:
         if read not in self.streams:
             other, run = self.document.tables.get(read), table.inputs.get(read, 0) if table else 0
@@ -204,12 +214,12 @@ class PipelineView:
             files = await self.list_files(read) if run < last else []
             count = sum(one.count for one in files if one.first > run and is_open(one.format))
             return InputFacts(name=read, run=run, last=last, count=count)
-        held = await held_of(self._index, self.document.progress, progress_of(name, read))
-        inventory = await self._open_archive(read)
-        new = await find_new(inventory, read, held) if inventory else Sequences()
+        held = await self.read_progress(name, read)
+        inventory = await self.open_archive(read)
+        new = await inventory.find_held(read) - held if inventory else Sequences()
         return InputFacts(name=read, held=held, new=new, count=len(new))
 
-    async def _open_archive(self, stream: str) -> Inventory | None:
+    async def open_archive(self, stream: str) -> Inventory | None:
         """Return what the archive of a stream has, read once; None if there is no archive yet."""
         if stream not in self._inventories:
             config = self.streams[stream]
