@@ -18,8 +18,8 @@ from capture.config.pipelines import find_pipeline, pipelines_name
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.node.pipeline_requests import What, ask
-from capture.node.status.pipelines import PipelineView
 from capture.pipelines.document import PipelineTable, Run
+from capture.reading.pipeline_view import PipelineView
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds, usage

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from capture.archive.heads import PIPELINES
 from capture.archive.iceberg_state import is_reachable
@@ -27,7 +26,7 @@ from capture.verification.objects import Progress
 from capture.verification.pipeline_files import FileFindings, check_files
 from capture.verification.verdict import TOLD, list_some
 from natty import Natty
-from natty.config.units import write_count
+from natty.config.units import show_time, write_count
 
 JSON_VERSION = 1
 """The version of `PipelineCheck.as_dict`. It grows when a field changes its meaning or is removed."""
@@ -53,18 +52,20 @@ class InputCheck:
     run: int = 0
     last: int = 0
 
-    def sentence(self) -> str:
+    def sentences(self) -> list[str]:
         """Return what the table has of it, for people."""
         if not self.is_stream:
             behind = "" if self.run >= self.last else ": the next run reads the others"
-            return f"{self.name}: the table has the runs up to {self.run:,} of {self.last:,}{behind}"
+            return [f"{self.name}: the table has the runs up to {self.run:,} of {self.last:,}{behind}"]
         said = [f"{self.name}: the table has {write_count(len(self.held), 'message')}{_describe(self.held)}"]
         if self.waiting:
-            since = f" since {_time(self.since)}" if self.since else ""
-            said.append(f"{len(self.waiting):,} wait for the next run{since}{_describe(self.waiting)}")
+            since = f", since {show_time(int(self.since) * 10**9)}" if self.since else ""
+            count = write_count(len(self.waiting), "message")
+            said.append(f"{self.name}: {count} for the next run{_describe(self.waiting)}{since}")
         if self.removed:
-            said.append(f"{len(self.removed):,} of them were removed from the archive by retention")
-        return "; ".join(said)
+            count = write_count(len(self.removed), "message")
+            said.append(f"{self.name}: retention has removed {count} of these from the archive")
+        return said
 
     def as_dict(self) -> dict[str, object]:
         """Return the figures for programs."""
@@ -119,7 +120,7 @@ class PipelineCheck:
         """Return the verdict for people, and a line for each fact."""
         judged = "nothing is missing or damaged" if self.status == WELL else ""
         found = f"{write_count(self.files.files, 'file')} with {write_count(self.files.rows, 'row')}"
-        lines = [one.sentence() for one in self.inputs]
+        lines = [line for one in self.inputs for line in one.sentences()]
         if self.run:
             lines.append(f"{found}, of {write_count(self.run, 'run')}{self._describe_depth()}")
         elif not self.problems:
@@ -311,7 +312,3 @@ def _list_runs(held: Sequences) -> list[list[int]]:
 
 def _describe(held: Sequences) -> str:
     return f" ({held.describe()})" if held else ""
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -138,6 +138,7 @@ class World:
     """An archive, its pipelines, and leaders of them one after the other."""
 
     def __init__(self, folder, pipelines=(ALL, SUMS)):
+        self.folder = folder
         self.archive = Archived(folder=folder)
         self.config = CaptureConfig(stream=STREAM, store=str(folder), archive="orders", pipeline=list(pipelines))
         self.home = open_store(f"{folder}/_pipelines")
@@ -163,12 +164,12 @@ class World:
         await self.archive.sweep()
         self.stored |= set(sequences)
 
-    def lead(self, store=None):
-        """Return what the next leader runs: a function for all pipelines that are due."""
+    def lead(self, store=None, **options):
+        """Return what the next leader runs: a function for all pipelines that are due. `options`: `PipelineLeading`."""
         self.token += 1
         store = store or self.home
         keeper = Keeper(self.requests, self.config, f"node-{self.token}", clock=lambda: self.now)
-        leading = PipelineLeading(store, MemoryHead(self.token, self.head), f"node-{self.token}")
+        leading = PipelineLeading(store, MemoryHead(self.token, self.head), f"node-{self.token}", **options)
         deriver = ArrowDeriver(store, self)
 
         async def run():

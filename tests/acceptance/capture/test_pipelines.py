@@ -22,6 +22,9 @@ from pipeline_nodes import (
 )
 from pyiceberg.table import StaticTable
 
+from capture.archive.sequences import Sequences
+from capture.config.load import load
+from capture.verification.pipelines import check_pipeline
 from natty import Natty
 from natty.testing import NatsServer
 from natty.testing.spawner import spawn
@@ -38,6 +41,15 @@ def read_tables(store, names=("revenue", "large")):
         found[name] = sorted(zip(*(one.to_pylist() for one in columns), strict=True))
         assert not [one for one in table.column_names if one.startswith("__")]
     return found
+
+
+async def prove(natty, folder, last):
+    """Prove by `capture verify --pipeline` that the tables have the messages up to `last`, and that all is sound."""
+    config = load(folder / "one.toml", {}, environment={}, pipelines=True)
+    for name in ("revenue", "large"):
+        found = await check_pipeline(natty, config, name)
+        assert (found.status, found.problems, found.notes) == (0, (), ()), found.sentences()
+        assert found.inputs[0].held == Sequences.from_range(1, last)
 
 
 @pytest.fixture
@@ -83,6 +95,7 @@ async def test_two_tables_are_kept_and_read_by_other_engines(natty, run_node, tm
     await publish(natty, 301, 500)
     document = await until_progress(store, ["revenue", "large"], 500)
     assert read_tables(store) == expected(500)
+    await prove(natty, tmp_path, 500)
     assert [one.error for table in document.tables.values() for one in table.runs] == [""] * sum(
         len(table.runs) for table in document.tables.values()
     )
@@ -146,4 +159,5 @@ async def test_leaders_that_are_killed_leave_what_one_clean_run_would(natty, run
     await until_progress(store, ["revenue", "large"], last)
     assert read_tables(store) == expected(last)
     document = await read_document(store)
+    await prove(natty, tmp_path, last)
     assert len({one.token for table in document.tables.values() for one in table.runs}) > 1
