@@ -289,6 +289,10 @@ def _list_notes(view: PipelineView, name: str, table: PipelineTable, files: File
         yield "the pipeline is not configured any more"
     elif table.number and (changed := sorted(compare_definitions(table.definition, pipeline.definition))):
         yield f"its settings have changed ({', '.join(changed)}): the table stays as it is until a rerun"
+    if table.since_ns:
+        yield f"it has the rows of messages since {show_time(table.since_ns)}: earlier ones were read and left out"
+    if table.paused:
+        yield "it is paused: it runs only on request"
     if table.runs and table.runs[-1].error:
         yield f"its last run failed: {table.runs[-1].error}"
     if files.leftovers:

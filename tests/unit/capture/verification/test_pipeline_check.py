@@ -313,6 +313,20 @@ async def test_a_changed_definition_and_a_failed_run_are_told(world):
     assert (await world.check("every")).notes[0] == "the pipeline is not configured any more"
 
 
+async def test_what_an_operator_has_asked_for_is_told(world):
+    def change(document):
+        table = msgspec.structs.replace(document.tables["sums"], paused=True, since_ns=1_795_230_000 * 10**9)
+        return msgspec.structs.replace(document, tables=document.tables | {"sums": table})
+
+    await world.recommit(change)
+    found = await world.check()
+    assert found.status == 0
+    assert found.notes[:2] == (
+        "it has the rows of messages since 2026-11-21T03:00:00Z: earlier ones were read and left out",
+        "it is paused: it runs only on request",
+    )
+
+
 async def test_a_document_must_be_signed_if_there_are_public_keys(world, tmp_path):
     keys = tmp_path / "public"
     keys.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.public.lines().items()))
