@@ -267,7 +267,8 @@ def test_check_compares_with_the_committed_definition(command, world):
 
 def test_check_loads_the_users_code(command, world, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "their_jobs.py").write_text("def features(spark, inputs, run): ...\nclass Order: ...\n")
+    code = "from dataclasses import dataclass\n@dataclass\nclass Order:\n    country: str\nclass Empty: ...\n"
+    (tmp_path / "their_jobs.py").write_text(f"{code}def features(spark, inputs, run): ...\n")
     more = '[[pipeline]]\nname = "f"\npython = "their_jobs:{}"\nmode = "append"\ninputs = ["ORDERS"]\n'
     more += 'schema = "decoder:their_jobs:{}"\n'
     (tmp_path / "capture.toml").write_text(CONFIG + more.format("features", "Order"))
@@ -279,6 +280,8 @@ def test_check_loads_the_users_code(command, world, tmp_path, monkeypatch):
         assert err.startswith("capture: the ")
         assert "of pipeline f 'their_jobs:" in err
         assert err.count("\n") == 1
+    (tmp_path / "capture.toml").write_text(CONFIG + more.format("features", "Empty"))
+    assert command("check", "f")[2].startswith("capture: the schema of pipeline f has no fields")
 
 
 def test_lineage_is_a_tree_below_each_stream(command, world):
