@@ -36,14 +36,14 @@ from capture.stores.own_store import opening_url
 from natty import LeadershipLostError, Natty, NattyError, Term
 from natty.config.units import write_count
 
-LOOK = 5.0
-"""Seconds between two looks at what is due."""
+LOOK, SOON = 5.0, 0.2
+"""Seconds between two looks at what is due and what operators ask for: at the most, and at the least."""
 RETRY, LONGEST_RETRY = 30.0, 3600.0
 """Seconds after a failed run until the next one; they double with each further failure."""
 KEPT_FOR = 3600.0
 """Seconds that a past snapshot of a table stays: each run of an upsert replaces files."""
-KEEPS, REQUESTS = "pipelines", "requests of pipelines"
-"""The names in `failing` of what is not about one pipeline."""
+KEEPS, REQUESTS = "all pipelines", "requests of pipelines"
+"""The names in `failing` of what is not about one pipeline: no pipeline has such a name."""
 
 log = logging.getLogger("capture.pipelines")
 
@@ -111,7 +111,7 @@ class PipelineKeeper:
                 while True:
                     term.check()
                     await self.run_due(leading, deriver)
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(self._time_to_next())
         finally:
             self.failing.clear()
 
@@ -202,18 +202,28 @@ class PipelineKeeper:
             done = await self._compute(pipeline, table, round_, run, anew=anew)
         except (FencedError, LeadershipLostError):
             raise
-        except (CaptureError, NattyError) as error:
-            run = msgspec.structs.replace(run, ended=self.clock())
+        except Exception as error:
+            if not isinstance(error, CaptureError | NattyError):  # a fault of ours: other pipelines run all the same
+                log.exception("the run of pipeline %s failed", pipeline.name, extra={"action": "pipeline_failed"})
+            failure = _explain(pipeline.name, error)
             before = round_.inputs.document.tables.get(pipeline.name) or table
             before = msgspec.structs.replace(before, asked=table.asked)
-            with contextlib.suppress(PipelineError):
-                change = fail(before, pipeline.name, run, str(error), getattr(error, "plan", ""))
-                await leading.commit(change, self.clock())
-            raise
+            run = msgspec.structs.replace(run, ended=self.clock())
+            await self._record(leading, fail(before, pipeline.name, run, failure, getattr(error, "plan", "")))
+            raise PipelineError(failure) from error
         if asked and not done:
             await leading.commit(Change(tables={pipeline.name: table}), self.clock())
         self._looked[pipeline.name] = began
         return done
+
+    async def _record(self, leading: PipelineLeading, change: Change) -> None:
+        """Commit the record of a failed run, if the store can be written."""
+        try:
+            await leading.commit(change, self.clock())
+        except FencedError:
+            raise
+        except (CaptureError, NattyError) as error:
+            log.warning("the failed run is not recorded: %s", error, extra={"action": "pipeline_failed"})
 
     async def _compute(self, pipeline: Pipeline, table: PipelineTable, round_: Round, run: Run, *, anew: bool) -> bool:
         leading, inputs = round_.leading, round_.inputs
@@ -250,6 +260,15 @@ class PipelineKeeper:
             extra={"action": "pipeline_ran"},
         )
         return True
+
+    def _time_to_next(self) -> float:
+        """Return the seconds until a pipeline may be due, or until the next look."""
+        now = self.clock()
+        try:
+            following = [one.times().next(now) for one in self.config.pipeline]
+        except CaptureError:  # it was reported by the last look
+            following = []
+        return max(SOON, min([now + LOOK, *following]) - now)
 
     def _is_due(self, pipeline: Pipeline, table: PipelineTable) -> bool:
         """Return whether a slot has begun since the last run, and the time after failures is over.
@@ -293,6 +312,12 @@ class PipelineKeeper:
             self._note(what, str(error))
         else:
             self.failing.pop(what, None)
+
+
+def _explain(name: str, error: Exception) -> str:
+    """Return the reason of a failed run, which names the pipeline."""
+    said = str(error) if isinstance(error, CaptureError | NattyError) else f"{type(error).__name__}: {error}"
+    return said if f"pipeline {name}" in said else f"pipeline {name}: {said}"
 
 
 def explain_change(name: str) -> str:

@@ -18,7 +18,7 @@ from capture.archive import chain
 from capture.archive.index.contents import load
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, FencedError, PipelineError
+from capture.errors import CaptureError, FencedError
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.node.pipeline_keeper import PipelineKeeper
 from capture.pipelines.commits import PipelineLeading
@@ -81,7 +81,8 @@ class ArrowDeriver:
 
     async def derive(self, asked):
         if self._world.fail_with:
-            raise PipelineError(self._world.fail_with)
+            raise self._world.fail_with
+        await asyncio.sleep(self._world.takes)
         [given] = asked.inputs.values()
         sequences = [
             one
@@ -146,7 +147,8 @@ class World:
         self.token, self.now = 0, NOW
         self.stored = set()
         self.requests = {}
-        self.fail_with = ""
+        self.fail_with = None
+        self.takes = 0.0
 
     def copy(self, folder):
         """Return this world as it is now, whose files were copied to another folder."""

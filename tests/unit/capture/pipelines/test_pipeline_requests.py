@@ -1,9 +1,11 @@
 """What operators ask for: run now, pause, resume, make all rows again; and what the leader does without being asked."""
 
 import msgspec
+import pytest
 from pipeline_world import ALL, SUMS, World, run_struck
 
 from capture.archive import chain
+from capture.errors import PipelineError, StoreError
 from capture.node.pipeline_requests import Request
 from capture.pipelines.document import Pipelines
 
@@ -103,20 +105,39 @@ async def test_a_changed_pipeline_keeps_its_last_good_table_until_it_is_made_aga
     await world.check()
 
 
-async def test_a_failed_run_is_recorded_and_waits_longer_each_time(tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (PipelineError("no such thing"), "no such thing"),
+        (StoreError("the store is away"), "the store is away"),
+        (KeyError("unforeseen"), "KeyError: 'unforeseen'"),
+    ],
+)
+async def test_a_failed_run_is_recorded_and_waits_longer_each_time(tmp_path, fault, why):
     world = World(tmp_path, [ALL, SUMS])
     run = world.lead()
     await world.store(range(1, 8))
     await run()
     await world.store(range(8, 20))
-    world.fail_with = "no such thing"
+    world.fail_with = fault
     for count in range(1, 4):
-        failing = await run()
-        assert failing == {"every": "no such thing", "sums": "no such thing"}
-        assert [one.error for one in (await tables(world))["sums"].runs[1:]] == ["no such thing"] * count
+        assert await run() == {name: f"pipeline {name}: {why}" for name in ("every", "sums")}
+        runs = (await tables(world))["sums"].runs
+        assert [(one.number, one.error) for one in runs] == [(1, ""), *[(2, f"pipeline sums: {why}")] * count]
         await run()  # at once it does not try again
         assert len((await tables(world))["sums"].runs) == 1 + count
         world.now += 30.0 * 2 ** (count - 1)
-    world.fail_with = ""
+    world.fail_with = None
     assert await run() == {}
     await world.check()
+
+
+async def test_a_run_that_takes_too_long_is_ended_and_the_others_run(tmp_path):
+    hasty = msgspec.structs.replace(ALL, time_limit=0.05)
+    world = World(tmp_path, [hasty, SUMS])
+    run = world.lead()
+    await world.store(range(1, 8))
+    world.takes = 0.3
+    assert await run() == {"every": "pipeline every: its run took longer than its time_limit of 0.05 s, and was ended"}
+    found = await tables(world)
+    assert (found["every"].number, found["sums"].number) == (0, 1)
