@@ -5,7 +5,7 @@ ARGS ?=
 # The tests start hundreds of Pythons: each would compile the packages again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
+.PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -37,6 +37,9 @@ chaos: .venv/.test ## 200 kills of capture nodes over a million messages; `make 
 
 chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make chaos-election ARGS="--faults 300 --cluster"` is shorter
 	@.venv/bin/python tests/support/election_chaos.py $(ARGS)
+
+chaos-pipelines: .venv/.test ## 100 strikes at nodes that run pipelines on Spark: half an hour; `make chaos-pipelines ARGS="--strikes 10"` is shorter
+	@.venv/bin/python tests/support/pipeline_chaos.py $(ARGS)
 
 soak-table: .venv/.test ## 500 compactions with crashes: what lies in the store must not grow for ever; half a minute
 	@.venv/bin/python tests/support/table_soak.py $(ARGS)
