@@ -171,7 +171,7 @@ class _Run:
         touched = self._keep(self._with_unit(
             touched.select(*(F.col(quote(one)).cast(kinds[one]).alias(one) for one in asked.groups))
         ))  # fmt: skip
-        old = self._find_touched(touched)
+        old = self._find_touched(touched, nulls=True)  # of messages that WHERE may leave out: results are checked
         few = F.broadcast(touched) if self._count <= BROADCAST_ROWS else touched
         on = [keyed[f"{HIDDEN}{one}"].eqNullSafe(few[one]) for one in asked.groups]
         some = keyed.join(few, on, "left_semi").select(*map(quote, everything.columns))
@@ -220,8 +220,8 @@ class _Run:
         joined = rows.join(keys, on, "left").drop(*(one for one in keys.columns if one != NEW))
         return joined.withColumn(NEW, F.coalesce(F.col(NEW), F.lit(False)))
 
-    def _find_touched(self, change: DataFrame) -> list[OutputFile]:
-        """Return the table's files of the units that the change is in. PipelineError if a key is null."""
+    def _find_touched(self, change: DataFrame, *, nulls: bool = False) -> list[OutputFile]:
+        """Return the table's files of the units that the change is in. PipelineError if a key is null without `nulls`."""
         asked = self._asked
         by = [*asked.partition, UNIT]
         key = [F.col(quote(one)) for one in asked.key]
@@ -233,7 +233,7 @@ class _Run:
         found = change.groupBy(*map(quote, by)).agg(F.count("*").alias("__n"), null.alias("__null"))
         rows = found.collect()
         for row in rows:
-            if row["__null"] is not None:
+            if row["__null"] is not None and not nulls:
                 raise PipelineError(_describe_null(asked.key, msgspec.json.decode(row["__null"], type=dict)))
         self._count = sum(row["__n"] for row in rows)
         kinds = {one.name: one.dataType for one in change.schema.fields}
