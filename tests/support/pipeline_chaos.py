@@ -40,6 +40,14 @@ from natty.testing.spawner import spawn
 
 PROGRAM = str(Path(__file__).with_name("pipeline_chaos_node.py"))
 SETTLE = 6 * PATIENCE  # seconds until the tables have all messages, after the last strike
+PROPERTIES = """\
+spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1
+spark.sql.codegen.wholeStage=false
+spark.sql.codegen.factoryMode=NO_CODEGEN
+spark.sql.adaptive.enabled=false
+spark.sql.shuffle.partitions=1
+spark.ui.enabled=false
+"""  # of Spark: a session that lives for seconds has no time to compile what it runs
 RECOVERY = 6 * PATIENCE  # seconds until a run is committed after a strike
 
 
@@ -152,7 +160,9 @@ class Chaos:
         self._began, self._publishing = time.monotonic(), True
 
     def _make_node(self, name, **more):
-        settings = self.options.settings() | more
+        properties = self.folder / "spark.properties"
+        properties.write_text(PROPERTIES)
+        settings = self.options.settings() | {"spark": {"properties_file": str(properties)}} | more
         link = self.server.connect_options() | {"ping_interval": 1.0}
         return Node(name, self.folder, write_config(self.folder, name, self.store, link, PIPELINES, **settings))
 

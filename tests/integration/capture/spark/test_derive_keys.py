@@ -89,6 +89,20 @@ async def test_a_key_that_is_null_fails_the_run(driver, store, query, said):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("aggregate", ["sum(v)", "count(DISTINCT v)"])
+async def test_a_key_that_is_null_only_in_messages_that_where_leaves_out_is_none(driver, store, aggregate):
+    query = f"SELECT k, {aggregate} AS n FROM S WHERE v IS NOT NULL GROUP BY k"
+    table = Table(driver, store, query, **ROWS)
+    first = messages(store, "a", {1: body("a", 1), 2: b""})
+    await table.run([first], [first])
+    second = messages(store, "b", {3: b"", 4: body("b", 1), 5: body("a", 1)})
+    await table.run([second], [first, second])
+    third = messages(store, "c", {6: b""})
+    await table.run([third], [first, second, third])
+    assert table.read() == [{"k": "a", "n": 2 if aggregate == "sum(v)" else 1}, {"k": "b", "n": 1}]
+
+
+@pytest.mark.long
 async def test_a_key_that_is_null_fails_a_computation_of_everything(driver, store):
     block = messages(store, "a", {1: body("a", 1), 2: body(None, 2)})
     table = Table(driver, store, "SELECT k, v FROM S ORDER BY v", **ROWS)
