@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import re
 import shutil
 import signal
 import sys
@@ -48,6 +49,8 @@ spark.sql.adaptive.enabled=false
 spark.sql.shuffle.partitions=1
 spark.ui.enabled=false
 """  # of Spark: a session that lives for seconds has no time to compile what it runs
+FAILED = re.compile(r"ERROR +capture\.pipelines:").search
+LEADS = re.compile(rf" leads 'capture\.{STREAM}\.pipelines'").search
 RECOVERY = 6 * PATIENCE  # seconds until a run is committed after a strike
 
 
@@ -295,7 +298,8 @@ class Chaos:
     def _count_logs(self):
         lines = [line for node in self.nodes.values() for line in _read_lines(node.log)]
         self.outcome.starts = sum(node.starts for node in self.nodes.values())
-        self.outcome.failed = sum("ERROR capture.pipelines" in line for line in lines)
+        self.outcome.failed = sum(bool(FAILED(line)) for line in lines)
+        self.outcome.terms = sum(bool(LEADS(line)) for line in lines)
         self.outcome.wrongs += [f"in a log: {line}" for line in lines if "Traceback" in line or "exception" in line]
 
 

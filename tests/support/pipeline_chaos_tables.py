@@ -151,12 +151,12 @@ async def check_files(store):
 
 
 async def find_leftovers(store):
-    """Return the objects of tables, and of their metadata, that the newest document does not name."""
+    """Return the objects of tables that are not among their files, and those of metadata that nothing names."""
     document, home = await read_document(store), Path(f"{store}/_pipelines")
-    named = document.list_named()
+    named = {"table": {one.path for one in document.files}, "iceberg": document.list_named()}
     return sorted(
         path
-        for folder in ("table", "iceberg")
+        for folder, paths in named.items()
         for one in (home / folder).rglob("*")
-        if one.is_file() and (path := str(one.relative_to(home))) not in named
+        if one.is_file() and (path := str(one.relative_to(home))) not in paths
     )
