@@ -221,7 +221,7 @@ class _Run:
         return joined.withColumn(NEW, F.coalesce(F.col(NEW), F.lit(False)))
 
     def _find_touched(self, change: DataFrame, *, nulls: bool = False) -> list[OutputFile]:
-        """Return the table's files of the units that the change is in. PipelineError if a key is null without `nulls`."""
+        """Return the files of the units that the change is in. PipelineError if a key is null, without `nulls`."""
         asked = self._asked
         by = [*asked.partition, UNIT]
         key = [F.col(quote(one)) for one in asked.key]
