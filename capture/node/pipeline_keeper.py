@@ -68,7 +68,6 @@ class PipelineKeeper:
     natty: Natty
     config: CaptureConfig
     node: str
-    spark_log: Path | None = None
     clock: Callable[[], float] = time.time
     elapsed: Callable[[], float] = time.monotonic
     failing: dict[str, str] = field(default_factory=dict)
@@ -102,7 +101,8 @@ class PipelineKeeper:
         """
         config = self.config
         options = config.spark.options(queries=True)
-        driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=config.key_file)
+        spark_log = Path(config.log) / f"spark-{self.node}-pipelines.log" if config.log else None
+        driver = SparkDriver(options, log=spark_log, run=term.run_process, key_file=config.key_file)
         store = open_store(pipelines_store(config))
         leading = self.start_term(TermHead(term, PIPELINES, pipelines_signer(config)), store)
         self._looked.clear()

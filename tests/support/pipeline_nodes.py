@@ -6,8 +6,10 @@ import random
 from collections import defaultdict
 from pathlib import Path
 
+import pyarrow.compute as pc
 from capture_chaos_nodes import toml
 from patient import PATIENCE
+from pyiceberg.table import StaticTable
 
 from capture.archive import chain
 from capture.archive.chain import latest_offline
@@ -83,6 +85,17 @@ def write_config(folder, name, store, link, pipelines, **more):
     path = Path(folder) / f"{name}.toml"
     path.write_text(text)
     return path
+
+
+def read_rows(store, name):
+    """Return the rows of a table as pyiceberg reads them without a catalog, as dictionaries; dates are ISO texts."""
+    table = StaticTable.from_metadata(f"{store}/_pipelines/iceberg/{name}").scan().to_arrow()
+    assert not [one for one in table.column_names if one.startswith("__")]
+    columns = [pc.cast(one, "string") if str(one.type).startswith("date") else one for one in table.columns]
+    return [
+        dict(zip(table.column_names, row, strict=True))
+        for row in zip(*(one.to_pylist() for one in columns), strict=True)
+    ]
 
 
 async def read_document(store):

@@ -103,8 +103,13 @@ def flights(limit: int | None = None) -> Iterator[Flight]:
         yield Flight(f"flights.{row['origin']}.{row['carrier']}", name, encode(value))
 
 
+def is_known(text: str) -> bool:
+    """Return whether a field of the CSV has a value."""
+    return text not in ("", "NA")
+
+
 def _value(name: str, text: str) -> int | str | None:
-    if text in ("", "NA"):
+    if not is_known(text):
         return None
     return text if name in TEXTS else int(text)
 
@@ -115,7 +120,7 @@ def compute_expected(limit: int | None = None) -> list[Answer]:
     days: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
     routes: Counter[tuple[str, str]] = Counter()
     for row in rows(limit):
-        known = row["dep_delay"] not in ("", "NA")
+        known = is_known(row["dep_delay"])
         delay = int(row["dep_delay"]) if known else 0
         carrier, day = carriers[row["carrier"]], days[int(row["month"]), int(row["day"])]
         carrier[0] += 1

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -21,22 +17,22 @@ from rich.console import Console
 
 from capture.archive.heads import SWEEP
 from capture.archive.picture import Picture
-from capture.cli.demo import flights
+from capture.cli.demo import flights, tables
+from capture.cli.demo.fleet import NODES, Fleet, within
 from capture.cli.demo.screen import Result, Screen
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
+from capture.node.status.pipelines import PipelineView
+from capture.pipelines.document import progress_of
 from capture.spark import SparkDriver, View
 from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
-from natty import Natty, NattyError, RequestTimeoutError
+from natty import Natty, RequestTimeoutError
 from natty.cli.run import run_async
 from natty.config.tls import DevCA, TLSFiles
 from natty.testing import NatsCluster, ServerOptions
-from natty.testing.spawner import spawn
 
-NODES = ("node-1", "node-2")
-WITHIN = 300.0  # seconds that a single step may take
 POLL = 0.1  # seconds
 REMOVE_WITHIN = 15.0  # seconds
 
@@ -60,20 +56,22 @@ every = 0.5
 every = 2.0
 min_files = 12
 max_wait = 10.0
+lease = 4.0      # seconds after the crash of a leader until the other node compacts, and runs pipelines
 
 [spark]
 class_data = false   # the archive of Spark's classes would be made at this first start, which takes a minute
+properties = {{ "spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1" }}   # a session of a minute starts faster
 
 [nats]
 servers = {servers}
 tls_ca = {ca}
 tls_cert = {cert}
 tls_key = {key}
-"""
+{pipelines}"""
 
 
 async def run_demo(rows: int | None, port: int | None, given: Path | None, *, keep: bool, as_json: bool) -> bool:
-    """Run the demo and show it. True if nothing is missing and Spark's answers equal the CSV's. No process is left."""
+    """Run the demo and show it. True if nothing is missing and all tables equal the CSV's. No process is left."""
     flights.data_file()
     console = Console(stderr=as_json)
     folder = given or Path(tempfile.mkdtemp(prefix="capture-demo-"))
@@ -90,7 +88,8 @@ async def run_demo(rows: int | None, port: int | None, given: Path | None, *, ke
     result.seconds = time.monotonic() - began
     result.folder = str(folder) if keep else ""
     if as_json:
-        print(json.dumps(vars(result) | {"answers_equal": result.answers_equal, "ok": result.ok}, indent=2))
+        verdicts = {"answers_equal": result.answers_equal, "tables_equal": result.tables_equal, "ok": result.ok}
+        print(json.dumps(vars(result) | verdicts, indent=2))
     else:
         screen.summary(result, folder)
     return result.ok
@@ -104,11 +103,11 @@ class Demo:
         self.folder = folder
         self.screen = screen
         self.result = Result()
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.fleet = Fleet(folder, screen, self.result)
         self.total = min(rows or flights.TOTAL, flights.TOTAL)
 
     async def run(self) -> Result:
-        """Run the steps: cluster, nodes, publish, kill, wait, verify, query."""
+        """Run the steps: cluster, nodes, publish, kill, wait, verify, query, compare tables."""
         self.screen.say("Making certificates and starting a three-node JetStream cluster over TLS")
         files = DevCA.create().write(self.folder / "tls")
         options = ServerOptions(port=self.port, name="demo")
@@ -121,7 +120,7 @@ class Demo:
                 async with Natty(**config.nats) as natty:
                     await self._job(natty, config)
         finally:
-            self._kill_nodes()
+            self.fleet.kill()
         return self.result
 
     async def _job(self, natty: Natty, config: CaptureConfig) -> None:
@@ -130,18 +129,18 @@ class Demo:
             flights.STREAM, subjects=[flights.SUBJECTS], num_replicas=3, allow_batched=True, duplicate_window=600.0
         )
         for name in NODES:
-            self._start(name)
-        await self._leader(natty)
-        began = time.monotonic()
-        async with self._progress(natty), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._publish(natty))
-            tasks.create_task(self._kill_the_leader(natty))
-        await self._wait_until_captured(natty, config, began)
+            self.fleet.start(name)
+        await self.fleet.find_leader(natty)
         store = open_store(config.store)
-        picture = await self._wait_until_compacted(natty, config, store)
-        await self._stop_nodes()
-        await self._verify(natty, config, store, picture)
-        await self._ask(config, picture)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._kill_leaders(natty, config))
+            await self._capture(natty, config)
+            tasks.create_task(self._wait_until_derived(natty, config))
+            picture = await self._wait_until_compacted(natty, config, store)
+            await self._verify(natty, config, store, picture)
+            await self._ask(config, picture)
+        await self.fleet.stop()
+        await self._compare_tables(natty, config)
 
     def _configure(self, servers: list[str], files: TLSFiles) -> CaptureConfig:
         """Write `capture.toml`. The nodes run with it, and the user can use it afterwards."""
@@ -153,6 +152,7 @@ class Demo:
             "ca": json.dumps(str(files.ca)),
             "cert": json.dumps(str(files.client_cert)),
             "key": json.dumps(str(files.client_key)),
+            "pipelines": tables.PIPELINES_TOML,
         }
         (self.folder / "logs").mkdir()
         (self.folder / "tmp").mkdir()
@@ -160,24 +160,14 @@ class Demo:
         path.write_text(_CAPTURE_TOML.format(**text))
         return load(path, environment={})
 
-    def _start(self, name: str) -> None:
-        command = [sys.executable, "-m", "capture", "--log-level", "info", "run"]
-        command += ["--config", str(self.folder / "capture.toml"), "--node-name", name]
-        environment = {n: value for n, value in os.environ.items() if not n.startswith(("CAPTURE_", "NATS_"))}
-        environment["TMPDIR"] = str(self.folder / "tmp")  # a killed node can't remove Spark's files
-        with (self.folder / "logs" / f"{name}.log").open("ab") as output:
-            self.nodes[name] = spawn(command, output=output, folder=self.folder, environ=environment)
-
-    async def _leader(self, natty: Natty, *, other_than: str = "") -> str:
-        """Return the leader of the sweep, once there is one (other than `other_than`)."""
-        name = SWEEP.election(flights.STREAM)
-        async with self._within("a node is elected"):
-            while True:
-                self._check_nodes()
-                with contextlib.suppress(NattyError):  # the stream of the elections may have no leader for a moment
-                    if (leader := await natty.get_leader(name)) and leader != other_than:
-                        return leader
-                await asyncio.sleep(0.02)
+    async def _capture(self, natty: Natty, config: CaptureConfig) -> None:
+        """Publish the flights, and wait until they are stored."""
+        began = time.monotonic()
+        async with self._progress(natty):
+            await self._publish(natty)
+            async with within("every message is stored and acked"):
+                captured = await self._wait_until(natty, self.result.messages)
+        self.result.captured_per_second = captured / (time.monotonic() - began)
 
     async def _publish(self, natty: Natty) -> None:
         began = time.monotonic()
@@ -192,20 +182,13 @@ class Demo:
         self.result.messages = publisher.stored
         self.result.published_per_second = publisher.stored / (time.monotonic() - began)
 
-    async def _kill_the_leader(self, natty: Natty) -> None:
-        """Kill the sweep's leader with SIGKILL when about half is captured, and time the election of its successor."""
-        async with self._within("half of the flights are captured"):
+    async def _kill_leaders(self, natty: Natty, config: CaptureConfig) -> None:
+        """Kill the sweep's leader when about half is captured, then the pipelines' leader in the middle of a run."""
+        async with within("half of the flights are captured"):
             await self._wait_until(natty, self.total / 2)
-        killed = await self._leader(natty)
-        self.nodes.pop(killed).kill()
-        at = time.monotonic()
-        self.result.killed = killed
-        self.result.successor = await self._leader(natty, other_than=killed)
-        self.result.failover_seconds = time.monotonic() - at
-        self.screen.finish(
-            f"Killed the sweep's leader, {killed}, with SIGKILL; {self.result.successor} took over"
-            f" after {self.result.failover_seconds:.2f} s"
-        )
+        await self.fleet.kill_sweeper(natty)
+        self.fleet.start(self.result.killed)
+        await self.fleet.kill_in_a_run(natty, config)
 
     async def _count_captured(self, natty: Natty) -> int:
         """Return how many messages are stored and acked."""
@@ -217,7 +200,7 @@ class Demo:
     async def _wait_until(self, natty: Natty, enough: float) -> int:
         """Wait until at least `enough` messages are stored and acked, and return how many are."""
         while True:
-            self._check_nodes()
+            self.fleet.check()
             with contextlib.suppress(RequestTimeoutError):  # the server is busy: try again
                 captured = await self._count_captured(natty)
                 self.screen.advance("stored and acked", captured, self.total)
@@ -239,15 +222,23 @@ class Demo:
         finally:
             task.cancel()
 
-    async def _wait_until_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
-        async with self._within("every message is stored and acked"):
-            captured = await self._wait_until(natty, self.result.messages)
-        self.result.captured_per_second = captured / (time.monotonic() - began)
+    async def _wait_until_derived(self, natty: Natty, config: CaptureConfig) -> None:
+        """Wait until both tables have every message."""
+        async with within("the pipelines' tables have every message"):
+            while True:
+                document = (await PipelineView.open(config, natty)).document
+                sets = [document.progress.streams.get(progress_of(one.name, flights.STREAM)) for one in tables.TABLES]
+                derived = min(one.held.count if one else 0 for one in sets)
+                self.screen.advance("in both tables", derived, self.total)
+                if derived >= self.result.messages:
+                    return
+                self.fleet.check()
+                await asyncio.sleep(2 * POLL)
 
     async def _wait_until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
         """Wait until the compaction's leader has compacted every block into the table."""
         seen: dict[str, int] = {}
-        async with self._within("every block is compacted"):
+        async with within("every block is compacted"):
             while True:
                 picture = await archive_picture(natty, config, store)
                 seen |= {one.path: one.bytes for one in picture.blocks}
@@ -255,7 +246,7 @@ class Demo:
                 self.screen.advance("compacted on Spark", compacted, self.total)
                 if compacted >= self.result.messages and not picture.blocks:
                     break
-                self._check_nodes()
+                self.fleet.check()
                 await asyncio.sleep(2 * POLL)
         blocks = {one.path: one.bytes for one in await store.list("blocks/")} | seen
         self.result.blocks, self.result.block_bytes = len(blocks), sum(blocks.values())
@@ -283,35 +274,18 @@ class Demo:
                 self.result.differences += differences
                 self.screen.answer(question, found, equal=not differences)
 
-    def _check_nodes(self) -> None:
-        for name, process in self.nodes.items():
-            if process.poll() is not None:
-                last = (self.folder / "logs" / f"{name}.log").read_text().strip().splitlines()[-3:]
-                raise CaptureError(f"{name} ended with status {process.returncode}: {' / '.join(last)}")
-
-    @contextlib.asynccontextmanager
-    async def _within(self, what: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(WITHIN) as limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise CaptureError(
-                f"timed out after {WITHIN:g} s waiting until {what}; to read the logs, run with --keep"
-            ) from None
-
-    async def _stop_nodes(self) -> None:
-        for process in self.nodes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self.nodes.values():
-            await asyncio.to_thread(process.wait, 30)
-        self.nodes.clear()
-
-    def _kill_nodes(self) -> None:
-        for process in self.nodes.values():
-            process.kill()
-            process.wait()
+    async def _compare_tables(self, natty: Natty, config: CaptureConfig) -> None:
+        """Read the pipelines' tables with pyiceberg, and compare each row with the CSV read directly."""
+        view = await PipelineView.open(config, natty)
+        expected = await asyncio.to_thread(tables.compute_tables, self.rows)
+        for table in tables.TABLES:
+            facts = await view.describe(table.name)
+            assert facts.iceberg
+            found = table.sort(await tables.read_table(facts.iceberg.location))
+            differences = table.compare(found, expected[table.name])
+            self.result.tables[table.name] = len(found)
+            self.result.table_differences += differences
+            self.screen.answer(table, found, equal=not differences)
 
 
 def remove(folder: Path) -> None:

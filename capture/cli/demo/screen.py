@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from capture.cli.demo.flights import QUESTIONS, Answer, Question
+from capture.cli.demo.tables import TABLES, Kept
 
 ROWS_SHOWN = 5
 
@@ -37,9 +38,14 @@ class Result:
     verdict: str = ""
     verified: bool = False
     questions_asked: int = 0
+    pipelines_killed: str = ""
+    pipelines_successor: str = ""
+    pipelines_failover_seconds: float = 0.0
+    tables: dict[str, int] = field(default_factory=dict)  # the rows of each
     folder: str = ""
     seconds: float = 0.0
     differences: list[str] = field(default_factory=list)
+    table_differences: list[str] = field(default_factory=list)
 
     @property
     def answers_equal(self) -> bool:
@@ -47,9 +53,14 @@ class Result:
         return self.questions_asked == len(QUESTIONS) and not self.differences
 
     @property
+    def tables_equal(self) -> bool:
+        """Whether every table of a pipeline was read, and has the rows that the CSV gives."""
+        return [*self.tables] == [one.name for one in TABLES] and not self.table_differences
+
+    @property
     def ok(self) -> bool:
         """Whether every check succeeded."""
-        return self.verified and self.answers_equal
+        return self.verified and self.answers_equal and self.tables_equal
 
 
 def program() -> str:
@@ -94,7 +105,7 @@ class Screen:
             self._bars[what] = self._progress.add_task(what, total=total)
         self._progress.update(self._bars[what], completed=done)
 
-    def answer(self, question: Question, rows: Answer, *, equal: bool) -> None:
+    def answer(self, question: Question | Kept, rows: Answer, *, equal: bool) -> None:
         """Show an answer and whether it equals the CSV's."""
         mark = "[green]✓[/green]" if equal else "[red]✗[/red]"
         self._console.print(f"{mark} {question.title}: {'equal to' if equal else 'DIFFERENT from'} the CSV")
@@ -115,7 +126,7 @@ class Screen:
         for name, value in self._lines(result, folder):
             table.add_row(name, value)
         self._console.print(table)
-        for difference in result.differences:
+        for difference in (*result.differences, *result.table_differences):
             self._console.print(f"[red]✗[/red] {difference}", highlight=False)
 
     def _lines(self, result: Result, folder: Path) -> list[tuple[str, str]]:
@@ -140,6 +151,11 @@ class Screen:
             ("table", f"{result.files} files with {result.file_bytes:,} bytes after it"),
             ("verify", result.verdict),
             ("answers", "Spark's and the CSV's are equal" if result.answers_equal else "Spark's and the CSV's DIFFER"),
+            (
+                "pipelines",
+                " and ".join(f"{name} with {count:,} rows" for name, count in result.tables.items())
+                + (": equal to the CSV" if result.tables_equal else ": DIFFERENT from the CSV"),
+            ),
             ("took", f"{result.seconds:.0f} s"),
             *(kept if result.folder else gone),
         ]

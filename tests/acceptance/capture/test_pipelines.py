@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 
-import pyarrow.compute as pc
 import pytest
 from capture_chaos_nodes import environment
 from patient import PATIENCE, PATIENT
@@ -17,10 +16,10 @@ from pipeline_nodes import (
     leader_of,
     publish,
     read_document,
+    read_rows,
     until_progress,
     write_config,
 )
-from pyiceberg.table import StaticTable
 
 from capture.archive.sequences import Sequences
 from capture.config.load import load
@@ -34,13 +33,7 @@ pytestmark = [pytest.mark.spark]
 
 def read_tables(store, names=("revenue", "large")):
     """Return the rows of each table as pyiceberg reads them, sorted, once the metadata name them."""
-    found = {}
-    for name in names:
-        table = StaticTable.from_metadata(f"{store}/_pipelines/iceberg/{name}").scan().to_arrow()
-        columns = [pc.cast(one, "string") if str(one.type).startswith("date") else one for one in table.columns]
-        found[name] = sorted(zip(*(one.to_pylist() for one in columns), strict=True))
-        assert not [one for one in table.column_names if one.startswith("__")]
-    return found
+    return {name: sorted(tuple(row.values()) for row in read_rows(store, name)) for name in names}
 
 
 async def prove(natty, folder, last):
