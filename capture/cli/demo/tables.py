@@ -14,6 +14,9 @@ from capture.cli.demo.flights import Answer
 MOST_DIFFERENCES = 5
 """Differences of a table that are shown."""
 
+TIME = "time"
+"""The column that the data set has as a number: 1039."""
+
 PIPELINES_TOML = f'''
 [[pipeline]]
 name = "delays"
@@ -50,9 +53,10 @@ class Kept(NamedTuple):
     columns: tuple[str, ...]
     order: int
 
-    def sort(self, rows: Iterable[tuple[int | str, ...]]) -> Answer:
-        """Return the rows as they are shown."""
-        return sorted(rows, key=lambda row: (row[self.order :], row), reverse=True)
+    def show(self, rows: Answer) -> Answer:
+        """Return the rows in the order in which they are shown, with times that people read."""
+        ordered = sorted(rows, key=lambda row: (row[self.order :], row), reverse=True)
+        return [tuple(map(_show, self.columns, row)) for row in ordered]
 
     def compare(self, found: Answer, wanted: Answer) -> list[str]:
         """Return the differences between the table and the CSV, a sentence for each row; none if they are equal."""
@@ -63,9 +67,13 @@ class Kept(NamedTuple):
         return said[:MOST_DIFFERENCES] + ([f"table {self.name} has {left:,} more differences"] if left > 0 else [])
 
 
+def _show(column: str, value: int | str) -> int | str:
+    return f"{value // 100}:{value % 100:02}" if column == TIME and isinstance(value, int) else value
+
+
 TABLES = (
     Kept("delays", "Table delays, by carrier and day", ("carrier", "day", "departures", "sum of delays, min"), 3),
-    Kept("tails", "Table tails, the last departures", ("tail number", "day", "time", "from", "to"), 1),
+    Kept("tails", "Table tails, the last departures", ("tail number", "day", TIME, "from", "to"), 1),
 )
 
 

@@ -48,6 +48,11 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_
     assert {result["killed"], result["successor"]} == {"node-1", "node-2"}
     assert "nothing is missing" in result["verdict"]
     assert result["files"] >= 3  # one an airport
+    assert result["tables_equal"]
+    assert result["table_differences"] == []
+    assert result["tables"]["tails"] > result["tables"]["delays"] > 0
+    assert {result["pipelines_killed"], result["pipelines_successor"]} == {"node-1", "node-2"}
+    assert "in the middle of a run" in " ".join(done.err.split())
     assert result["plain_text"] in ("-ERR 'Secure Connection - TLS Required'", "the server closed the connection")
     assert gone(processes_of, folder) == {}
     assert gone(processes_of, shell.folder) == {}
@@ -55,6 +60,8 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_
     verified = shell.capture("verify", "--offline", "--config", folder / "capture.toml")
     assert verified.status == 0
     assert verified.out.startswith("3,000 stored; nothing is missing; compared with the recording of 20")
+    listed = shell.capture("pipeline", "ls", "--offline", "--json", "--config", folder / "capture.toml")
+    assert {one["name"]: one["rows"] for one in json.loads(listed.out)} == result["tables"]
     again = shell.capture("demo", "--rows", "10", "--folder", folder)
     assert again.status == 1
     assert f"capture: {folder} is not empty: give another --folder, or remove it first" in again.complaint

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from itertools import islice
 
 import msgspec
 import pytest
 
-from capture.cli.demo import flights
+from capture.cli.demo import flights, tables
 from capture.cli.demo.screen import Result
 from capture.errors import CaptureError
+from capture.pipelines.definition import Pipeline
 
 
 def test_a_departure_is_published_under_its_airport_and_carrier_as_the_row_stands() -> None:
@@ -80,8 +82,51 @@ def test_answers_that_differ_are_named_row_by_row_and_make_the_demo_fail():
         "Busiest routes: Spark returned ('JFK', 'LAX', 2), the CSV has ('JFK', 'LAX', 3)",
         "Busiest routes: Spark returned None, the CSV has ('LGA', 'ATL', 1)",
     ]
-    asked = len(flights.QUESTIONS)
-    assert Result(verified=True, questions_asked=asked).ok
-    assert not Result(verified=True, questions_asked=asked, differences=differences).ok
-    assert not Result(verified=True, questions_asked=asked - 1).ok
-    assert not Result(verified=False, questions_asked=asked).ok
+    sound = {"verified": True, "questions_asked": len(flights.QUESTIONS), "tables": {"delays": 1, "tails": 1}}
+    assert Result(**sound).ok
+    assert not Result(**sound, differences=differences).ok
+    assert not Result(**sound | {"questions_asked": len(flights.QUESTIONS) - 1}).ok
+    assert not Result(**sound | {"verified": False}).ok
+
+
+def test_the_tables_are_counted_from_the_rows_whatever_the_order_of_the_file() -> None:
+    found, rows = tables.compute_tables(40_000), list(flights.rows(40_000))  # January, then October
+    day = [one for one in rows if (one["carrier"], one["month"], one["day"]) == ("UA", "1", "9")]
+    known = [int(one["dep_delay"]) for one in day if flights.is_known(one["dep_delay"])]
+    assert ("UA", "2013-01-09", len(day), sum(known)) in found["delays"]
+    assert sum(row[2] for row in found["delays"]) == len(rows)  # type: ignore[misc]
+    last: dict[str, tuple[int, int, int]] = {}
+    for one in rows:
+        if flights.is_known(one["tailnum"]) and flights.is_known(one["dep_time"]):
+            at = int(one["month"]), int(one["day"]), int(one["dep_time"])
+            last[one["tailnum"]] = max(at, last.get(one["tailnum"], at))
+    assert {str(row[0]): row[1:3] for row in found["tails"]} == {
+        tail: (f"2013-{month:02}-{day:02}", time) for tail, (month, day, time) in last.items()
+    }
+    assert len(found["tails"]) == len(last)
+
+
+def test_rows_of_a_table_that_differ_are_named_and_make_the_demo_fail():
+    table = tables.TABLES[1]
+    rows = [("N1", "2013-01-01", 517, "EWR", "IAH"), ("N2", "2013-01-01", 5, "JFK", "MIA")]
+    assert table.compare(rows, rows[::-1]) == []
+    assert table.compare([rows[0], rows[0]], rows) == [
+        f"table tails has {rows[0]}, and the CSV does not",  # twice
+        f"table tails does not have {rows[1]}, and the CSV has",
+    ]
+    many = table.compare([], [(f"N{number}",) for number in range(8)])
+    assert (len(many), many[-1]) == (6, "table tails has 3 more differences")
+    assert table.show(rows) == [("N1", "2013-01-01", "5:17", "EWR", "IAH"), ("N2", "2013-01-01", "0:05", "JFK", "MIA")]
+    sound = {"verified": True, "questions_asked": len(flights.QUESTIONS), "tables": {"delays": 1, "tails": 1}}
+    assert Result(**sound).ok
+    assert not Result(**sound, table_differences=many).ok
+    assert not Result(**sound | {"tables": {"delays": 1}}).ok
+
+
+def test_the_pipelines_of_the_demo_are_merged_and_have_the_columns_that_are_compared() -> None:
+    pipelines = [Pipeline(**one) for one in tomllib.loads(tables.PIPELINES_TOML)["pipeline"]]
+    assert [one.name for one in pipelines] == [one.name for one in tables.TABLES]
+    for one in pipelines:
+        one.check()
+        assert one.analysis
+        assert one.analysis.upkeep == "merge"
