@@ -35,10 +35,12 @@ SLICE_BYTES = 16 << 20
 """About this many bytes of objects are read by one task."""
 
 _DELETES = """
-length(payload) = 0 OR coalesce(get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE'), false)
+(length(payload) = 0 AND NOT startswith(stream, 'KV_'))
+OR coalesce(get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE'), false)
 OR coalesce(map_contains_key(headers, 'Nats-Marker-Reason'), false)
 """
-"""Whether a message deletes its key: a key of a bucket that was deleted or purged, or a marker of the server."""
+"""Whether a message deletes its key: an empty one, a key of a bucket that was deleted or purged, or a marker of the
+server. A bucket may have empty values."""
 
 
 class Source:

@@ -169,6 +169,15 @@ async def test_a_message_that_deletes_its_key_leaves_a_tombstone_that_late_messa
 
 
 @pytest.mark.long
+async def test_an_empty_value_of_a_bucket_is_a_value(driver, store):
+    table = Table(driver, store, **LATEST)
+    delete = [("KV-Operation", ["DEL"])]
+    entries = [(1, "a", b"1", []), (2, "b", b"1", []), (3, "a", b"", []), (4, "b", b"", delete)]
+    await table.run([bucket(store, "1", *entries, stream="KV_S")])
+    assert state(table) == {"a": ""}
+
+
+@pytest.mark.long
 async def test_the_key_may_be_a_field_of_the_payload_and_a_deletion_without_one_is_left_out(driver, store):
     table = Table(driver, store, schema="name STRING, v INT", **{**LATEST, "latest": "name"})
     await table.run([messages(store, "1", {1: {"name": "a", "v": 1}, 2: b"", 3: {"name": "a", "v": 2}})])
