@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -101,6 +101,7 @@ class Node:
         self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
         self._keeper: PipelineKeeper | None = None
+        self.beside: Mapping[str, str] = {}  # failures of what this process does for several streams
         self._completions: Hook | None = None  # calls the user's hook
         self._settled = 0  # messages that were stored or handed back
         self._unstored = 0  # the other messages that were read before the stop
@@ -196,6 +197,7 @@ class Node:
                     *filter(None, [self.store_trouble]),
                     *(self._duty.failing.values() if self._duty else ()),
                     *(self._keeper.failing.values() if self._keeper else ()),
+                    *self.beside.values(),
                     *self._describe_refusals(),
                 )
             ],

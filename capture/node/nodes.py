@@ -63,6 +63,7 @@ class Several:
         with reloading(self.reload) if self._load else contextlib.nullcontext():
             async with self._stopping.scope(), self.start.enter(lambda: Natty(**settings)) as natty:
                 self._keeper = PipelineKeeper(natty, self.config, first.name)
+                first.beside = self._keeper.failing
                 standing = asyncio.create_task(self._keeper.stand())
                 try:
                     with self._stopping.draining(self._stop):
@@ -87,6 +88,7 @@ class Several:
             before = self.nodes[index]
             node = self.nodes[index] = self._node(before.config)
             node.stored = before.stored  # its counters continue
+            node.beside = before.beside
             del self.failing[node.config.stream]
 
     async def _run_once(self, node: Node, natty: Natty) -> bool:
