@@ -79,7 +79,7 @@ HEAVY = {
     "sqlglot": {"capture/pipelines/sql.py"},
     "duckdb": {"capture/reading/duck.py"},
     "google_crc32c": {"capture/restoring/s2.py"},
-    "pyiceberg": {"capture/iceberg/"},
+    "pyiceberg": {"capture/iceberg/", "capture/cli/demo/tables.py"},  # the demo reads tables as its users do
     "requests": {"capture/iceberg/foreign"},
     "sqlalchemy": {"capture/iceberg/foreign_sql.py"},
     "aiohttp": {"natty/metrics/http.py", "capture/node/status/iceberg_rest.py", "capture/node/status/status_page.py"},

@@ -18,7 +18,7 @@ from capture.cli.demo.screen import Result, Screen
 from capture.config.pipelines import pipelines_store
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
-from capture.node.status.pipelines import PipelineView
+from capture.reading.pipeline_view import PipelineView
 from natty import Natty, NattyError
 from natty.testing.spawner import spawn
 

@@ -23,8 +23,8 @@ from capture.cli.demo.screen import Result, Screen
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
-from capture.node.status.pipelines import PipelineView
 from capture.pipelines.document import progress_of
+from capture.reading.pipeline_view import PipelineView
 from capture.spark import SparkDriver, View
 from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
