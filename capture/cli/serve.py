@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from capture.cli import settings
-from capture.config.streams import each
 from capture.errors import ConfigError
 from capture.node.shutdown import Stopping
+from capture.node.status.pipelines import PipelinesLook
 from capture.node.status.status import look
 from natty import Natty
 from natty.cli import connect
@@ -58,15 +58,16 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
     tls = certificate(cert, key, plain_http)
-    wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
+    wanted, whole = settings.archive_beside_pipelines(config, {"stream": stream}, nats)
     tokens = settings.tokens(token_file) if token_file else []
 
     async def run() -> None:
         async with Stopping().scope(), Natty(**wanted.nats) as natty:
-            page = StatusPage(lambda: look(natty, each(wanted)), tokens)
+            pipelines = PipelinesLook(whole)
+            page = StatusPage(lambda: look(natty, [wanted]), tokens, pipelines=lambda: pipelines.read(natty))
             application, names = page.application(), allow_host or ()
             async with http.serve(application, host, port, tls, has_tokens=bool(tokens), hosts=names) as url:
-                print(f"the status of {', '.join(one.name for one in each(wanted))} is served on {url}", flush=True)
+                print(f"the status of {wanted.name} is served on {url}", flush=True)
                 await asyncio.get_running_loop().create_future()
 
     run_async(run())

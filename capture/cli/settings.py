@@ -43,6 +43,17 @@ def archive(
     return only(found) if needs else found
 
 
+def archive_beside_pipelines(
+    config: Path | None, flags: dict[str, Any], nats: dict[str, Any]
+) -> tuple[CaptureConfig, CaptureConfig]:
+    """Return the configuration of the one archive of a command, and that of all streams, with pipelines. ConfigError.
+
+    The pipelines are not checked, and there may be no store.
+    """
+    found = _load(config, flags, nats, ("stream",))
+    return only(found), found
+
+
 def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
     """Return the flags for the checks of an archive."""
     return {"public_key_file": public_key and str(public_key), "encrypted_only": encrypted_only or None}

@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
@@ -19,8 +20,8 @@ from rich.text import Text
 from capture.archive.iceberg_state import CatalogState, FreshState, TableState
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
-from capture.config.streams import each
 from capture.ingest.board import ArchiveState, Heard, StreamState
+from capture.node.status.pipelines import PipelinesLook, PipelinesStatus
 from capture.node.status.status import NO_CANDIDATE, Status, look
 from natty import Natty, NattyError
 from natty.cli import connect
@@ -44,54 +45,72 @@ def status(
     ] = False,
     as_json: settings.Json = False,
 ) -> None:
-    """Show archive status: leaders, stored and missing messages. Exits with 3 if anything is wrong."""
-    wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
+    """Show archive status: leaders, stored and missing messages, pipelines. Exits with 3 if anything is wrong."""
+    wanted, whole = settings.archive_beside_pipelines(config, {"stream": stream}, nats)
+    pipelines = PipelinesLook(whole)
     if watch:
-        run_async(_watch(wanted, as_json=as_json))
-    found = run_async(_once(wanted))
+        run_async(_watch(wanted, pipelines, as_json=as_json))
+    found = run_async(_once(wanted, pipelines))
     if as_json:
         print_document(_data(found))
     else:
-        PlainConsole().print(pages(found), crop=False)
-    if any(one.troubles for one in found):
+        PlainConsole().print(overview(found), crop=False)
+    if found.archive.troubles or found.pipeline_troubles:
         raise typer.Exit(EXIT_TROUBLE)
 
 
-async def _once(config: CaptureConfig) -> list[Status]:
+@dataclass(frozen=True)
+class Found:
+    """The status of an archive, and of the pipelines if there are any."""
+
+    archive: Status
+    pipelines: PipelinesStatus | None
+
+    @property
+    def pipeline_troubles(self) -> list[str]:
+        """A sentence for each problem of the pipelines that the archive's do not name."""
+        return self.pipelines.list_troubles(self.archive.troubles) if self.pipelines else []
+
+
+async def _once(config: CaptureConfig, pipelines: PipelinesLook) -> Found:
     async with Natty(**config.nats) as natty:
-        return await look(natty, each(config))
+        return await _look(natty, config, pipelines)
 
 
-async def _watch(config: CaptureConfig, *, as_json: bool) -> None:
+async def _look(natty: Natty, config: CaptureConfig, pipelines: PipelinesLook) -> Found:
+    [archive], beside = await asyncio.gather(look(natty, [config]), pipelines.read(natty))
+    return Found(archive, beside)
+
+
+async def _watch(config: CaptureConfig, pipelines: PipelinesLook, *, as_json: bool) -> None:
     """Show the status until interrupted: in place on a terminal, otherwise whenever it has changed."""
+
+    async def look_on(show: Callable[[Found], None]) -> NoReturn:
+        """Show the status every second. If the server does not answer, print that and continue."""
+        while True:
+            try:
+                show(await _look(natty, config, pipelines))
+            except NattyError as error:
+                typer.echo(f"capture: the server does not answer: {error}", err=True)
+            await asyncio.sleep(WATCH_EVERY)
+
     async with Natty(**config.nats) as natty:
         if as_json:
-            await _look_on(natty, config, _changes(lambda found: print(json.dumps(_data(found)), flush=True)))
+            await look_on(_changes(lambda found: print(json.dumps(_data(found)), flush=True)))
         elif not sys.stdout.isatty():
-            await _look_on(natty, config, _changes(lambda found: PlainConsole().print(pages(found), crop=False)))
+            await look_on(_changes(lambda found: PlainConsole().print(overview(found), crop=False)))
         with Live(console=PlainConsole(), auto_refresh=False) as live:
-            await _look_on(natty, config, lambda found: live.update(pages(found), refresh=True))
+            await look_on(lambda found: live.update(overview(found), refresh=True))
 
 
-async def _look_on(natty: Natty, config: CaptureConfig, show: Callable[[list[Status]], None]) -> NoReturn:
-    """Show the status every second. If the server does not answer, print that and continue."""
-    while True:
-        try:
-            show(await look(natty, each(config)))
-        except NattyError as error:
-            typer.echo(f"capture: the server does not answer: {error}", err=True)
-        await asyncio.sleep(WATCH_EVERY)
-
-
-def _changes(show: Callable[[list[Status]], None]) -> Callable[[list[Status]], None]:
+def _changes(show: Callable[[Found], None]) -> Callable[[Found], None]:
     """Return a function that calls `show` if anything besides ages has changed."""
     shown: list[Any] = []
 
-    def show_changed(found: list[Status]) -> None:
-        now = [
-            (one.board.state, [heard.node for heard in one.board.nodes], one.sweeper, one.compactor, bool(one.troubles))
-            for one in found
-        ]
+    def show_changed(found: Found) -> None:
+        one, beside = found.archive, found.pipelines
+        now: list[Any] = [one.board.state, [heard.node for heard in one.board.nodes], one.sweeper, one.compactor]
+        now += [bool(one.troubles), beside and (beside.leader, beside.pipelines, beside.unreadable)]
         if now != shown:
             shown[:] = now
             show(found)
@@ -99,26 +118,31 @@ def _changes(show: Callable[[list[Status]], None]) -> Callable[[list[Status]], N
     return show_changed
 
 
-def _data(found: list[Status]) -> Any:
-    return found[0].as_dict() if len(found) == 1 else [one.as_dict() for one in found]
+def _data(found: Found) -> Any:
+    data = found.archive.as_dict()
+    if found.pipelines is None:
+        return data
+    troubles = [*data["troubles"], *found.pipeline_troubles]
+    return data | {"ok": not troubles, "troubles": troubles, "pipelines": found.pipelines.as_dict()}
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
 
 
-def pages(found: list[Status]) -> RenderableType:
-    """Return the pages of several archives, one below the other."""
-    return Group(*map(page, found))
+def overview(found: Found) -> RenderableType:
+    """Return the state of an archive, and of the pipelines, as text and tables, with the problems at the end."""
+    return page(found.archive, found.pipelines)
 
 
-def page(status: Status) -> RenderableType:
+def page(status: Status, pipelines: PipelinesStatus | None = None) -> RenderableType:
     """Return an archive's state as text and tables, with the problems at the end."""
     parts: list[RenderableType] = [Text(printable(f"archive {status.archive}"), style="bold")]
     if status.board.state is not None:
         parts.append(_archive(status, status.board.state))
         parts += ["", _streams(status, status.board.state.streams)]
     parts += ["", _nodes(status.board.nodes)]
-    troubles = status.troubles
+    parts += ["", *_show_pipelines(pipelines)] if pipelines else []
+    troubles = [*status.troubles, *(pipelines.list_troubles(status.troubles) if pipelines else ())]
     parts += [Text(printable(f"• {trouble}"), style="red") for trouble in troubles]
     parts.append(Text("something is wrong" if troubles else "all is well", style="red" if troubles else "green"))
     return Group(*parts)
@@ -196,6 +220,23 @@ def _nodes(nodes: list[Heard]) -> Rows:
             )
         )
     return Rows(columns, rows)
+
+
+def _show_pipelines(status: PipelinesStatus) -> Iterator[RenderableType]:
+    yield Text(printable(f"pipelines, led by {status.leader or 'no node'}"))
+    columns = ("pipeline", "state", ">behind", "last run", ">took", ">in", ">out", ">rows", ">size")
+    rows = []
+    for one in status.pipelines:
+        last = one.last
+        ended = f"{_age(time.time() - last.ended)} ago" if last else ""
+        took = [_age(last.ended - last.began), f"{last.rows_in:,}", f"{last.rows_out:,}"] if last else [""] * 3
+        size = "?" if one.bytes is None else _size(one.bytes)
+        rows.append((one.name, one.state, _count(one.behind), ended, *took, _count(one.rows), size))
+    yield Rows(columns, rows)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
 
 
 def _describe_fresh(fresh: FreshState) -> str:

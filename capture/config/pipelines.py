@@ -121,8 +121,8 @@ def pipelines_signer(config: CaptureConfig) -> Signer | None:
 
 
 def _signed_name(config: CaptureConfig) -> str:
-    """Return the name that the documents are signed for: the archive's; several archives may be without one."""
-    return config.name or pipelines_name(config)
+    """Return the name that the documents are signed for: the archive's, or one for several archives without a name."""
+    return config.archive or (SEVERAL if config.streams else config.stream)
 
 
 def find_pipeline(config: CaptureConfig, name: str) -> Pipeline:

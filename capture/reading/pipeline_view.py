@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -118,20 +119,24 @@ class PipelineView:
 
     def __init__(self, config: CaptureConfig, natty: Natty | None, head: Head | None, document: Pipelines) -> None:
         self.config, self.head, self.document = config, head, document
-        self.pipelines = {one.name: one for one in read_pipelines(config)}
         self.store = open_store(pipelines_store(config))
         self.streams = {one.stream: one for one in archives(config)}
         self._index, self._natty = Index(self.store, Pipelines.PAGES), natty
         self._inventories: dict[str, Inventory | None] = {}
 
     def __repr__(self) -> str:
-        return f"PipelineView({', '.join(self.pipelines)})"
+        return f"PipelineView({', '.join(one.name for one in self.config.pipeline)})"
+
+    @cached_property
+    def pipelines(self) -> dict[str, Pipeline]:
+        """The configured pipelines, each after those that it reads. ConfigError if one is wrong."""
+        return {one.name: one for one in read_pipelines(self.config)}
 
     @classmethod
     async def open(cls, config: CaptureConfig, natty: Natty | None = None) -> PipelineView:
         """Return the tables as last committed, by the head in NATS; without it, by the newest document in the store.
 
-        NoArchiveError if there is no archive in any of the stores; ConfigError if a pipeline is wrong.
+        NoArchiveError if there is no archive in any of the stores.
         """
         await _require_one([open_store(one.store) for one in archives(config)])
         store = open_store(pipelines_store(config))
@@ -153,8 +158,30 @@ class PipelineView:
         return [*self.pipelines, *others]
 
     async def describe(self, name: str) -> PipelineFacts:
-        """Return the facts about a pipeline and its table."""
-        pipeline, table = self.pipelines.get(name), self.document.tables.get(name)
+        """Return the facts about a pipeline and its table. ConfigError if a pipeline is wrong."""
+        pipeline = self.pipelines.get(name)
+        method = choose_method(pipeline, self.pipelines) if pipeline else None
+        return await self._gather_facts(name, pipeline, method, list(pipeline.reads) if pipeline else [])
+
+    async def outline(self, pipeline: Pipeline) -> PipelineFacts:
+        """Return the facts about a pipeline and its table, without its method.
+
+        Its SQL is not parsed, which takes a while, if it has a table: the inputs are those that this was made of.
+        """
+        table = self.document.tables.get(pipeline.name)
+        reads = self.list_made_of(pipeline.name) if table and table.number else list(pipeline.reads)
+        return await self._gather_facts(pipeline.name, pipeline, None, reads)
+
+    def list_made_of(self, name: str) -> list[str]:
+        """Return the streams and pipelines that a table was made of."""
+        table, prefix = self.document.tables.get(name), progress_of(name, "")
+        streams = [one.removeprefix(prefix) for one in self.document.progress.streams if one.startswith(prefix)]
+        return [*streams, *(table.inputs if table else ())]
+
+    async def _gather_facts(
+        self, name: str, pipeline: Pipeline | None, method: Method | None, reads: Sequence[str]
+    ) -> PipelineFacts:
+        table = self.document.tables.get(name)
         total = self.document.index.streams.get(name, Total())
         rows, files, size = total.messages, total.objects, total.bytes
         if not all(map(is_open, total.formats)):  # keys of deleted rows are not rows
@@ -163,13 +190,13 @@ class PipelineView:
         return PipelineFacts(
             name=name,
             pipeline=pipeline,
-            method=choose_method(pipeline, self.pipelines) if pipeline else None,
+            method=method,
             table=table,
             files=files,
             rows=rows,
             bytes=size,
             quarantined=self.document.index.streams.get(QUARANTINE.format(name=name), Total()).messages,
-            inputs=[await self._look_at(name, table, one) for one in pipeline.reads] if pipeline else [],
+            inputs=[await self._look_at(name, table, one) for one in reads],
             iceberg=self.document.iceberg.get(name),
         )
 

@@ -212,7 +212,7 @@ async def check_pipeline(
 async def _check_table(view: PipelineView, name: str, deep: bool, on_progress: Progress | None) -> PipelineCheck:
     """Check what a document says of a pipeline. ManifestError; SignatureError; StoreError."""
     table = view.document.tables.get(name, PipelineTable(definition=""))
-    inputs = [await _check_input(view, name, table, one) for one in _list_inputs(view, name, table)]
+    inputs = [await _check_input(view, name, table, one) for one in _list_inputs(view, name)]
     tables = [one for one in (name, QUARANTINE.format(name=name)) if one in view.document.tables]
     files = await check_files(view, name, tables, deep=deep, on_progress=on_progress)
     problems = [
@@ -237,12 +237,11 @@ async def _check_table(view: PipelineView, name: str, deep: bool, on_progress: P
     )
 
 
-def _list_inputs(view: PipelineView, name: str, table: PipelineTable) -> list[str]:
+def _list_inputs(view: PipelineView, name: str) -> list[str]:
     """Return the streams and pipelines that a pipeline reads, or that its table was made of."""
     if (pipeline := view.pipelines.get(name)) is not None:
         return [*pipeline.reads]
-    streams = [one.removeprefix(f"{name} ") for one in view.document.progress.streams if one.startswith(f"{name} ")]
-    return [*streams, *table.inputs]
+    return view.list_made_of(name)
 
 
 async def _check_input(view: PipelineView, name: str, table: PipelineTable, read: str) -> InputCheck:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from importlib.resources import files
 from typing import Any
@@ -12,6 +13,8 @@ import msgspec
 from aiohttp import web
 
 from capture.errors import CaptureError
+from capture.node.status.pipeline_metrics import pipeline_metrics
+from capture.node.status.pipelines import PipelinesStatus
 from capture.node.status.status import Status
 from capture.verification.outputs import labels, metric
 from natty import NattyError
@@ -33,21 +36,25 @@ HEADERS = {
 ASKED = {"WWW-Authenticate": 'Basic realm="capture: the token is the password", charset="UTF-8"'}
 
 Look = Callable[[], Awaitable[list[Status]]]
+LookPipelines = Callable[[], Awaitable[PipelinesStatus | None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class StatusPage:
     """Serves the archives' status, as `look` returns it. With `tokens`, requests must present one of them.
 
+    `pipelines` returns the status of the pipelines, if there are any.
+
     `/` is the page, `/status.json` its content, `/metrics` the same for Prometheus. `/readyz` reports whether NATS
     answers, `/livez` whether this process does; these probes need no token.
     """
 
-    def __init__(self, look: Look, tokens: Iterable[str] = ()) -> None:
-        self._look = look
+    def __init__(self, look: Look, tokens: Iterable[str] = (), *, pipelines: LookPipelines | None = None) -> None:
+        self._look, self._look_at_pipelines = look, pipelines
         self._tokens = Tokens(tokens)
         self._lock = asyncio.Lock()
         self._found: list[Status] | str = ""  # or why nothing was found
+        self._pipelines: PipelinesStatus | None = None
         self._at = float("-inf")
 
     def __repr__(self) -> str:
@@ -84,7 +91,10 @@ class StatusPage:
 
     async def _status(self, request: web.Request) -> web.Response:
         found = await self._now()
-        said = {"error": found} if isinstance(found, str) else {"archives": [one.as_dict() for one in found]}
+        said: dict[str, Any] = {"error": found}
+        if not isinstance(found, str):
+            said = {"archives": [one.as_dict() for one in found]}
+            said |= {"pipelines": self._pipelines.as_dict()} if self._pipelines else {}
         status = 503 if isinstance(found, str) else 200
         return web.Response(body=msgspec.json.encode(said), status=status, content_type="application/json")
 
@@ -92,7 +102,7 @@ class StatusPage:
         found = await self._now()
         if isinstance(found, str):
             return web.Response(status=503, text=f"{found}\n")
-        return web.Response(text=metrics(found), content_type="text/plain", charset="utf-8")
+        return web.Response(text=metrics(found, self._pipelines), content_type="text/plain", charset="utf-8")
 
     async def _ready(self, request: web.Request) -> web.Response:
         found = await self._now()
@@ -108,7 +118,7 @@ class StatusPage:
             if clock() - self._at > FRESH:
                 try:
                     async with asyncio.timeout(LOOK_TIMEOUT):
-                        self._found = await self._look()
+                        self._found, self._pipelines = await self._look_at_all()
                 except TimeoutError:
                     self._found = f"NATS has not answered for {LOOK_TIMEOUT:g} s"
                 except (CaptureError, NattyError) as error:
@@ -116,9 +126,14 @@ class StatusPage:
                 self._at = clock()
             return self._found
 
+    async def _look_at_all(self) -> tuple[list[Status], PipelinesStatus | None]:
+        if self._look_at_pipelines is None:
+            return await self._look(), None
+        return await asyncio.gather(self._look(), self._look_at_pipelines())
 
-def metrics(found: Iterable[Status]) -> str:
-    """Return the archives' figures in Prometheus' text format. No label contains a subject or a key."""
+
+def metrics(found: Iterable[Status], pipelines: PipelinesStatus | None = None) -> str:
+    """Return the archives' and the pipelines' figures for Prometheus. No label contains a subject or a key."""
     samples: dict[tuple[str, str], list[tuple[str, float]]] = {}
 
     def add(name: str, text: str, value: float | None, **tags: str) -> None:
@@ -138,7 +153,8 @@ def metrics(found: Iterable[Status]) -> str:
             add("node_troubles", "Problems of the node.", len(heard.node.troubles), **tags)
             pending = None if heard.is_late else heard.node.pending
             add("node_pending", "Messages in the node's open blocks.", pending, **tags)
-    return "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
+    text = "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
+    return text + (pipeline_metrics(pipelines, time.time()) if pipelines else "")
 
 
 def _add_state(add: Callable[..., None], one: Status) -> None:

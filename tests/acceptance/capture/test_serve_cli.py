@@ -1,5 +1,6 @@
 """`capture serve` as a process: over TLS, asked by programs and by a real browser."""
 
+import asyncio
 import json
 import ssl
 import urllib.error
@@ -10,9 +11,15 @@ import pytest
 from archive_states import NODE, STATE
 from browsing import browsing
 from patient import PATIENCE
+from pipeline_tables import PipelineTables, file, table
 from secret import write_secret
 
+from capture.archive.identity import claim
+from capture.config.load import load
 from capture.ingest.board import Board, StreamState
+from capture.node.status.pipelines import NO_LEADER
+from capture.pipelines.document import Run
+from capture.stores import open_store
 
 TOKEN = "a token for the status page"
 TRAFFIC = StreamState(stream="ORDERS", first=1, last=5000, acked=4900, pending=100, unacked=3, lag=2.5, held=4900)
@@ -114,6 +121,57 @@ def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_
         seen = browser(open=page, width=390, until="1,234,567 in 6 files")
         assert not seen["wider"]  # on a telephone nothing is beyond the edge
         assert seen["complaints"] == []
+
+
+@pytest.fixture
+def derived(shell, archive):
+    """Write a configuration with a pipeline that has a table with one good and one failed run."""
+    (shell.folder / "capture.toml").write_text(
+        f'stream = "{archive}"\nstore = "lake"\n[[pipeline]]\nname = "revenue"\nmode = "append"\n'
+        f'sql = "SELECT sequence FROM `{archive}`"\n'
+    )
+    pipeline = load(shell.folder / "capture.toml", {}, environment={}).pipeline[0]
+    good = Run(number=1, began=1_790_000_000.0, ended=1_790_000_004.5, rows_in=4321, rows_out=1234, files=2)
+    bad = Run(number=1, began=1_790_000_300.0, ended=1_790_000_301.0, error="pipeline revenue: Spark has ended")
+
+    async def make():
+        await claim(open_store(str(shell.folder / "lake")), archive, archive, "2026-11-21T03:00:00Z", None)
+        tables = PipelineTables(shell.folder / "lake")
+        await tables.commit({"revenue": table(pipeline, runs=[good, bad])}, [file("revenue", 1234)])
+
+    asyncio.run(make())
+    return shell
+
+
+def test_the_pipelines_are_in_the_status_and_in_the_figures(derived, archive):
+    done = derived.capture("status", "--config", "capture.toml", "--json")
+    said = json.loads(done.out)
+    assert (done.status, done.err, said["archive"], said["ok"]) == (3, "", archive, False)
+    (one,) = said["pipelines"]["pipelines"]
+    assert (one["name"], one["state"], one["rows"], one["failures"]) == ("revenue", "failed", 1234, 1)
+    assert {NO_LEADER, "pipeline revenue: Spark has ended"} <= set(said["troubles"])
+    done = derived.capture("status", "--config", "capture.toml")
+    assert "pipelines, led by no node" in done.out
+    assert "• pipeline revenue: Spark has ended\n" in done.out
+    process = derived.start("capture", "serve", "--config", "capture.toml", "--port", 0, "--plain-http")
+    url = process.stdout.readline().split()[-1]
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE) as answer:
+        text = answer.read().decode()
+    assert 'capture_pipeline_failures{pipeline="revenue"} 1\n' in text
+    assert f'capture_pipelines_led{{pipelines="{archive}"}} 0\n' in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_runs_of_each_pipeline(derived, tmp_path, scheme):
+    process = derived.start("capture", "serve", "--config", "capture.toml", "--port", 0, "--plain-http")
+    url = process.stdout.readline().split()[-1]
+    with browsing(tmp_path) as browser:
+        seen = browser(open=url, until="the pipelines have a problem", picture=str(tmp_path / f"{scheme}.png"))
+        for expected in ("leader of the pipelines", "revenue", "failed", "1,234", "4,321", "Spark has ended"):
+            assert expected in seen["text"]
+        assert seen["complaints"] == []
+        assert not seen["wider"]
 
 
 def test_without_tls_it_is_served_on_a_loopback_address_only(shell):

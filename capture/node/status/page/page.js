@@ -91,6 +91,47 @@ function catalogs(list) {
   ]));
 }
 
+const UNWELL = ["failed", "needs rerun", "not known"];
+
+function bars(runs) {
+  // The durations of the last runs, the newest at the right; a failed run is red.
+  const space = "http://www.w3.org/2000/svg";
+  const drawing = document.createElementNS(space, "svg");
+  const longest = Math.max(0.001, ...runs.map(one => one.ended - one.began));
+  runs.forEach((one, at) => {
+    const bar = document.createElementNS(space, "rect");
+    const height = Math.max(2, 16 * (one.ended - one.began) / longest);
+    for (const [name, value] of [["x", 5 * (at + 20 - runs.length)], ["y", 16 - height], ["width", 4], ["height", height]]) bar.setAttribute(name, value);
+    bar.setAttribute("class", one.error ? "failed" : "");
+    const said = document.createElementNS(space, "title");
+    said.textContent = `run ${one.number}: ${age(one.ended - one.began)}, ${count(one.rows_in)} rows in, ${count(one.rows_out)} out${one.error ? `; failed: ${one.error}` : ""}`;
+    bar.append(said);
+    drawing.append(bar);
+  });
+  drawing.setAttribute("viewBox", "0 0 100 16");
+  drawing.setAttribute("class", "runs");
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", `durations of the last ${runs.length} runs, ${age(longest)} at most`);
+  return drawing;
+}
+
+function pipelines(found, now) {
+  const ago = at => (at === null ? "never" : `${age(Math.max(0, now / 1000 - at))} ago`);
+  const lasting = found.ok ? made("p", "all is well", { className: "well" }) : made("p", "something is wrong", { className: "wrong" });
+  const parts = [made("div", [made("h2", "pipelines"), lasting], { className: "name" })];
+  if (found.troubles.length) parts.push(made("ul", found.troubles.map(one => made("li", one)), { className: "troubles" }));
+  parts.push(facts([["leader of the pipelines", found.leader ?? "none"], ["tables read", ago(found.read_at)]]));
+  parts.push(table("tables", ["pipeline", "state", "behind", "fresh", "last run", "took", "rows in", "rows out", "rows", "size", "runs"], found.pipelines.map(one => {
+    const last = one.runs.at(-1);
+    const run = last ? [ago(last.ended), age(last.ended - last.began), count(last.rows_in), count(last.rows_out)] : ["", "", "", ""];
+    return [
+      one.name, warned(one.state, UNWELL.includes(one.state)), count(one.behind), one.state === "not known" ? "?" : ago(one.fresh), ...run,
+      count(one.rows), one.bytes === null ? "?" : size(one.bytes), made("td", one.runs.length ? bars(one.runs) : ""),
+    ];
+  })));
+  return made("section", parts, { id: "pipelines" });
+}
+
 function nodes(list) {
   return table("nodes", ["node", "version", "since", "messages", "blocks", "size", "pending", "oldest", "heard"], list.map(one => [
     one.node, one.version, new Date(1000 * one.since).toISOString().slice(0, 19).replace("T", " "), count(one.stored.messages ?? 0),
@@ -131,13 +172,18 @@ function section(archive, now) {
   return made("section", parts, { id: `archive-${archive.archive}` });
 }
 
-function show(archives) {
-  const wrong = archives.filter(archive => !archive.ok).length;
+function show(archives, derived) {
+  const ill = archives.filter(archive => !archive.ok).length;
+  const said = ill ? [`${ill} of ${archives.length} archives ${ill === 1 ? "has" : "have"} a problem`] : [];
+  if (derived && !derived.ok) said.push("the pipelines have a problem");
+  const wrong = said.length > 0;
   const verdict = document.getElementById("verdict");
-  verdict.textContent = wrong ? `${wrong} of ${archives.length} archives ${wrong === 1 ? "has" : "have"} a problem` : "all is well";
+  verdict.textContent = wrong ? said.join("; ") : "all is well";
   verdict.className = wrong ? "wrong" : "well";
   document.title = wrong ? "✗ capture" : "capture";
-  document.getElementById("archives").replaceChildren(...archives.map(archive => section(archive, Date.now())));
+  const sections = archives.map(archive => section(archive, Date.now()));
+  if (derived) sections.push(pipelines(derived, Date.now()));
+  document.getElementById("archives").replaceChildren(...sections);
   document.getElementById("heard").textContent = `as of ${new Date().toISOString().slice(11, 19)} UTC`;
 }
 
@@ -152,7 +198,7 @@ async function ask() {
   try {
     const answer = await fetch("status.json", { signal: AbortSignal.timeout(10000) });
     const said = await answer.json();
-    if (answer.ok) show(said.archives); else fail(said.error);
+    if (answer.ok) show(said.archives, said.pipelines); else fail(said.error);
   } catch (error) {
     fail(error.message);
   }

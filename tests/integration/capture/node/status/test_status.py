@@ -10,8 +10,8 @@ from archive_states import NODE, STATE
 from patient import PATIENCE
 from rich.console import Console
 
-from capture.archive.heads import COMPACTION, SWEEP
-from capture.cli.status import look, pages
+from capture.archive.heads import COMPACTION, PIPELINES, SWEEP
+from capture.cli.status import look, page
 from capture.cli.sweep_preview import show_removable
 from capture.config.load import load
 from capture.config.settings import CaptureConfig, Compacting
@@ -19,7 +19,9 @@ from capture.errors import CaptureError
 from capture.ingest import board as capture_state
 from capture.ingest.board import BUCKET, Board, StreamState
 from capture.node.status import status as capture_status
+from capture.node.status.pipelines import NO_LEADER, PipelinesLook
 from capture.node.status.status_page import metrics
+from capture.pipelines.definition import Pipeline
 from natty.elections import BUCKET as ELECTIONS
 from natty.elections import Lease
 
@@ -46,7 +48,7 @@ def published(natty, natty_name):
 
 def shown(status):
     file = io.StringIO()
-    Console(file=file, width=200, markup=False).print(pages([status]))
+    Console(file=file, width=200, markup=False).print(page(status))
     return file.getvalue()
 
 
@@ -227,3 +229,28 @@ async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_whe
     assert unknown.as_dict()["state"]["streams"][0]["lag"] is None
     assert unknown.as_dict()["state"]["streams"][0]["pending"] is None
     assert f"{fleet.stream} ? ? ? ? ?" in " ".join(shown(unknown).split())
+
+
+PIPELINE = Pipeline(name="rows", sql="SELECT sequence FROM S", mode="append")
+
+
+async def test_pipelines_are_shown_with_their_leader_also_if_their_store_can_not_be_read(natty, natty_name, tmp_path):
+    archive = natty_name("lake")
+    config = CaptureConfig(stream=archive, pipeline=[PIPELINE], store=str(tmp_path / "nothing"))
+    found = await PipelinesLook(config).read(natty)
+    assert (found.leader, [one.state for one in found.pipelines]) == ("", ["not known"])
+    said = f"the tables of the pipelines can't be read: {found.unreadable}"
+    assert found.troubles == [NO_LEADER, said]
+    await natty.election("any").prepare()
+    lease = Lease(id="node-3", inc="one", state="held", L=5 * PATIENCE, nonce="one")
+    await natty.bucket(ELECTIONS).put(PIPELINES.election(archive), msgspec.json.encode(lease))
+    found = await PipelinesLook(config).read(natty)
+    assert (found.leader, found.troubles) == ("node-3", [said])
+    without = msgspec.structs.replace(config, store="")
+    assert (await PipelinesLook(without).read(natty)).unreadable == "no store is configured"
+    assert await PipelinesLook(msgspec.structs.replace(config, pipeline=[])).read(natty) is None
+
+
+async def test_pipelines_of_several_streams_have_a_leader_of_their_own(natty, tmp_path):
+    config = CaptureConfig(stream="A", streams=["A", "B"], pipeline=[PIPELINE], store=str(tmp_path))
+    assert (await PipelinesLook(config).read(natty)).name == "streams"
