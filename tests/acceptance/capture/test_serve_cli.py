@@ -167,7 +167,9 @@ def test_a_browser_shows_the_runs_of_each_pipeline(derived, tmp_path, scheme):
     process = derived.start("capture", "serve", "--config", "capture.toml", "--port", 0, "--plain-http")
     url = process.stdout.readline().split()[-1]
     with browsing(tmp_path) as browser:
-        seen = browser(open=url, until="the pipelines have a problem", picture=str(tmp_path / f"{scheme}.png"))
+        seen = browser(
+            open=url, scheme=scheme, until="the pipelines have a problem", picture=str(tmp_path / f"{scheme}.png")
+        )
         for expected in ("leader of the pipelines", "revenue", "failed", "1,234", "4,321", "Spark has ended"):
             assert expected in seen["text"]
         assert seen["complaints"] == []

@@ -1,4 +1,4 @@
-// A browser that is told what to do, a line of JSON each: {"open": url, "password": token}, {"until": text}, {"picture": path}.
+// A browser that is told what to do, a line of JSON each: {"open": url, "password": token, "scheme": "dark"}, {"until": text}, {"picture": path}.
 // Each is answered by a line of JSON: the page's text, and what its console has complained of so far.
 import { createInterface } from "node:readline";
 import { tmpdir } from "node:os";
@@ -22,6 +22,7 @@ page.on("console", message => { if (message.type() === "error") complaints.push(
 for await (const line of createInterface({ input: process.stdin })) {
   const told = JSON.parse(line);
   if (told.open) {
+    if (told.scheme) await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: told.scheme }]);
     await page.setViewport({ width: told.width ?? 1280, height: 900 });
     if (told.password) await page.authenticate({ username: "", password: told.password });
     await page.goto(told.open);
