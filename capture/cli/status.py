@@ -224,14 +224,15 @@ def _nodes(nodes: list[Heard]) -> Rows:
 
 def _show_pipelines(status: PipelinesStatus) -> Iterator[RenderableType]:
     yield Text(printable(f"pipelines, led by {status.leader or 'no node'}"))
-    columns = ("pipeline", "state", ">behind", "last run", ">took", ">in", ">out", ">rows", ">size")
+    columns = ("pipeline", "state", ">behind", ">lag", "last run", ">took", ">in", ">out", ">rows", ">size")
     rows = []
     for one in status.pipelines:
         last = one.last
         ended = f"{_age(time.time() - last.ended)} ago" if last else ""
         took = [_age(last.ended - last.began), f"{last.rows_in:,}", f"{last.rows_out:,}"] if last else [""] * 3
         size = "?" if one.bytes is None else _size(one.bytes)
-        rows.append((one.name, one.state, _count(one.behind), ended, *took, _count(one.rows), size))
+        lag = _age(time.time() - one.waiting_since) if one.waiting_since else ""
+        rows.append((one.name, one.state, _count(one.behind), lag, ended, *took, _count(one.rows), size))
     yield Rows(columns, rows)
 
 

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from capture.node.node import Node
 from capture.node.nodes import Several
+from capture.node.pipeline_keeper import PipelineKeeper
 from capture.partitioners import UNDECODABLE
 from natty import Natty
 from natty.metrics import telemetry
@@ -44,8 +45,30 @@ class NodeCollector(Collector):
             for column, count in list(node.writer.unfit.items()):
                 unfit.add_metric([node.config.stream, column], count)
         yield unfit
+        for keeper in _keepers(self._running):
+            yield from _collect_pipelines(keeper)
         if natty := _client(nodes):
             yield from telemetry.collector(natty).collect()
+
+
+def _collect_pipelines(keeper: PipelineKeeper) -> Iterator[Metric]:
+    """Yield what this process's runs of pipelines add up to, as their leader."""
+    for what, text in (
+        ("runs", "Runs of the pipeline by this node."),
+        ("failed", "Runs among them that failed."),
+        ("rows_in", "New rows that these runs read."),
+        ("rows_out", "Rows that they wrote."),
+        ("bytes_in", "Bytes of the objects with the new rows."),
+        ("bytes_out", "Bytes that they wrote."),
+    ):
+        counter = CounterMetricFamily(f"capture_pipeline_{what}", text, labels=["pipeline"])
+        for name, counts in list(keeper.counts.items()):
+            counter.add_metric([name], counts[what])
+        yield counter
+    spent = CounterMetricFamily("capture_pipeline_run_seconds", "Seconds that these runs took.", labels=["pipeline"])
+    for name, counts in list(keeper.counts.items()):
+        spent.add_metric([name], counts["milliseconds"] / 1000)
+    yield spent
 
 
 def serve(running: Node | Several, address: str, guard: Guard | None = None) -> AbstractAsyncContextManager[int]:
@@ -58,6 +81,11 @@ def serve(running: Node | Several, address: str, guard: Guard | None = None) -> 
 
 def _nodes(running: Node | Several) -> list[Node]:
     return [running] if isinstance(running, Node) else running.nodes
+
+
+def _keepers(running: Node | Several) -> list[PipelineKeeper]:
+    found = [running.keeper] if running.keeper else []
+    return [one for one in found if one.config.pipeline]
 
 
 def _client(nodes: list[Node]) -> Natty | None:

@@ -100,7 +100,7 @@ class Node:
         self._layout = layout(config.layout)
         self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
-        self._keeper: PipelineKeeper | None = None
+        self.keeper: PipelineKeeper | None = None
         self.beside: Mapping[str, str] = {}  # failures of what this process does for several streams
         self._completions: Hook | None = None  # calls the user's hook
         self._settled = 0  # messages that were stored or handed back
@@ -196,7 +196,7 @@ class Node:
                 for text in (
                     *filter(None, [self.store_trouble]),
                     *(self._duty.failing.values() if self._duty else ()),
-                    *(self._keeper.failing.values() if self._keeper else ()),
+                    *(self.keeper.failing.values() if self.keeper else ()),
                     *self.beside.values(),
                     *self._describe_refusals(),
                 )
@@ -328,8 +328,8 @@ class Node:
         self._blocks.change(change.config.block_limits())
         if self._duty:
             self._duty.config = change.config
-        if self._keeper:
-            self._keeper.config = change.config
+        if self.keeper:
+            self.keeper.config = change.config
         if self._on_reload:
             self._on_reload(change.config)
         log.info("%s reloaded: %s", self.name, ", ".join(change.changed) or "nothing to change", extra=RELOAD)
@@ -370,8 +370,8 @@ class Node:
             asyncio.create_task(campaign(natty.election(name, lease=lease, node_name=self.name), work))
             for name, lease, work in offices
         ]
-        self._keeper = PipelineKeeper(natty, config, self.name)
-        return [*tasks, asyncio.create_task(self._keeper.stand())]
+        self.keeper = PipelineKeeper(natty, config, self.name)
+        return [*tasks, asyncio.create_task(self.keeper.stand())]
 
 
 def _check(config: CaptureConfig) -> None:

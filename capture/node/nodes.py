@@ -45,7 +45,7 @@ class Several:
         self.config = config
         configs = each(config)
         self._load, self._on_reload = load, on_reload
-        self._keeper: PipelineKeeper | None = None
+        self.keeper: PipelineKeeper | None = None
         self.nodes = [self._node(config) for config in configs]
         self.failing: dict[str, str] = {}
         self.start = Start(configs[0].start_timeout)
@@ -62,9 +62,9 @@ class Several:
         settings = {"name": f"capture {first.name}", **first.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
             async with self._stopping.scope(), self.start.enter(lambda: Natty(**settings)) as natty:
-                self._keeper = PipelineKeeper(natty, self.config, first.name)
-                first.beside = self._keeper.failing
-                standing = asyncio.create_task(self._keeper.stand())
+                self.keeper = PipelineKeeper(natty, self.config, first.name)
+                first.beside = self.keeper.failing
+                standing = asyncio.create_task(self.keeper.stand())
                 try:
                     with self._stopping.draining(self._stop):
                         async with asyncio.TaskGroup() as running:
@@ -132,5 +132,5 @@ class Several:
             log.debug("nothing was reloaded: %s", error)
             return
         self.config = change.config
-        if self._keeper:
-            self._keeper.config = change.config
+        if self.keeper:
+            self.keeper.config = change.config

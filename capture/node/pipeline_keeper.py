@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,9 @@ class Round:
 class PipelineKeeper:
     """The pipelines of a configuration, which may have several streams: while this node leads them, it runs them.
 
-    `failing` has a sentence for each pipeline that does not run as it should.
+    `failing` has a sentence for each pipeline that does not run as it should. `counts` has for each pipeline what this
+    node's runs add up to: `runs`, `failed` ones among them, `rows_in`, `rows_out`, `bytes_in`, `bytes_out`, and
+    `milliseconds`.
     """
 
     natty: Natty
@@ -71,6 +74,7 @@ class PipelineKeeper:
     clock: Callable[[], float] = time.time
     elapsed: Callable[[], float] = time.monotonic
     failing: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # when there was nothing new
 
     @property
@@ -209,12 +213,18 @@ class PipelineKeeper:
             before = round_.inputs.document.tables.get(pipeline.name) or table
             before = msgspec.structs.replace(before, asked=table.asked)
             run = msgspec.structs.replace(run, ended=self.clock())
+            self._count(pipeline.name, msgspec.structs.replace(run, error=failure))
             await self._record(leading, fail(before, pipeline.name, run, failure, getattr(error, "plan", "")))
             raise PipelineError(failure) from error
         if asked and not done:
             await leading.commit(Change(tables={pipeline.name: table}), self.clock())
         self._looked[pipeline.name] = began
         return done
+
+    def _count(self, name: str, run: Run) -> None:
+        figures = {one: getattr(run, one) for one in ("rows_in", "rows_out", "bytes_in", "bytes_out")}
+        took = max(0, round(1000 * (run.ended - run.began)))
+        self.counts.setdefault(name, Counter()).update(runs=1, failed=bool(run.error), milliseconds=took, **figures)
 
     async def _record(self, leading: PipelineLeading, change: Change) -> None:
         """Commit the record of a failed run, if the store can be written."""
@@ -250,7 +260,9 @@ class PipelineKeeper:
         why = "rerun" if gathered.anew and table.number else run.why
         run = msgspec.structs.replace(run, ended=self.clock(), why=why)
         quarantine = inputs.document.tables.get(QUARANTINE.format(name=pipeline.name))
-        await leading.commit(conclude(pipeline, table, gathered, derived, files, run, quarantine), self.clock())
+        change = conclude(pipeline, table, gathered, derived, files, run, quarantine)
+        await leading.commit(change, self.clock())
+        self._count(pipeline.name, change.tables[pipeline.name].runs[-1])
         log.info(
             "%s ran pipeline %s: %s in, %s out",
             self.node,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -31,6 +32,9 @@ from capture.pipelines.run import QUARANTINE, Method, choose_method
 from capture.reading.inventory import Inventory
 from capture.stores import Store, open_store
 from natty import Natty
+
+MOST_LOOKED = 20_000
+"""Objects that are looked at to find since when messages wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +230,25 @@ class PipelineView:
     async def read_progress(self, name: str, stream: str) -> Sequences:
         """Return exactly the sequences of a stream whose messages a pipeline's table has."""
         return await held_of(self._index, self.document.progress, progress_of(name, stream))
+
+    async def find_oldest(self, stream: str, wanted: Sequences) -> float:
+        """Return when the oldest object with one of these sequences was stored, in Unix seconds; 0 if it is not known.
+
+        Of very many objects only those of the earliest intervals are looked at.
+        """
+        inventory = await self.open_archive(stream) if wanted else None
+        if inventory is None:
+            return 0.0
+        oldest, looked = 0, 0
+        where = Where(stream=stream, sequences=(wanted.first, wanted.last))
+        async with aclosing(inventory.scan(where)) as parts:
+            async for part in parts:
+                for one in part:
+                    if one.stored_ns and not Sequences.from_bytes(one.sequences).isdisjoint(wanted):
+                        oldest = min(oldest or one.stored_ns, one.stored_ns)
+                if (looked := looked + len(part)) >= MOST_LOOKED:
+                    break
+        return oldest / 1e9
 
     async def scan_files(self) -> AsyncIterator[list[Stored]]:
         """Yield the files of all tables, a leaf of the index at a time."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from capture.archive.heads import PIPELINES
 from capture.archive.iceberg_state import is_reachable
-from capture.archive.index.tree import Where
-from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.config.pipelines import find_pipeline, pipelines_name, pipelines_store, pipelines_trust
 from capture.config.settings import CaptureConfig
 from capture.errors import ManifestError, SignatureError
 from capture.pipelines.document import Pipelines, PipelineTable
 from capture.pipelines.run import QUARANTINE
-from capture.reading.inventory import Inventory
 from capture.reading.pipeline_view import PipelineView, compare_definitions
 from capture.stores import open_store
 from capture.verification.audit import ATTEMPTS, audit
@@ -261,25 +257,8 @@ async def _check_input(view: PipelineView, name: str, table: PipelineTable, read
         waiting=waiting,
         removed=removed,
         strange=held - stored - removed,
-        since=await _find_oldest(inventory, read, waiting),
+        since=await view.find_oldest(read, waiting),
     )
-
-
-async def _find_oldest(inventory: Inventory, stream: str, wanted: Sequences) -> float:
-    """Return when the oldest object with one of these sequences was stored, in Unix seconds; 0 if that is not known."""
-    if not wanted:
-        return 0.0
-    times: list[int] = []
-    where = Where(stream=stream, sequences=(wanted.first, wanted.last))
-    async with aclosing(inventory.scan(where)) as parts:
-        async for part in parts:
-            times += [one.stored_ns for one in part if one.stored_ns and _holds_some(one, wanted)]
-            times = [min(times)] if times else []
-    return times[0] / 1e9 if times else 0.0
-
-
-def _holds_some(one: Stored, wanted: Sequences) -> bool:
-    return not Sequences.from_bytes(one.sequences).isdisjoint(wanted)
 
 
 def _list_notes(view: PipelineView, name: str, table: PipelineTable, files: FileFindings) -> Iterator[str]:

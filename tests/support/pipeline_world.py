@@ -170,9 +170,9 @@ class World:
         """Return what the next leader runs: a function for all pipelines that are due. `options`: `PipelineLeading`."""
         self.token += 1
         store = store or self.home
-        keeper = Keeper(self.requests, self.config, f"node-{self.token}", clock=lambda: self.now)
+        keeper = self.keeper = Keeper(self.requests, self.config, f"node-{self.token}", clock=lambda: self.now)
         leading = PipelineLeading(store, MemoryHead(self.token, self.head), f"node-{self.token}", **options)
-        deriver = ArrowDeriver(store, self)
+        deriver = self.deriver = ArrowDeriver(store, self)
 
         async def run():
             self.now += 10.0

@@ -27,7 +27,7 @@ def pipeline_metrics(status: PipelinesStatus, now: float) -> str:
 def _list_figures(one: PipelineState, now: float) -> list[tuple[str, str, float | None]]:
     figures: list[tuple[str, str, float | None]] = [
         ("ok", "Whether nothing is wrong with the pipeline.", not one.describe_trouble()),
-        ("runs", "Committed runs.", one.run),
+        ("committed_runs", "Committed runs.", one.run),
         ("failures", "Failed runs since the last good one.", one.failures),
         ("behind", "Messages and rows of its inputs that the table does not have.", one.behind),
         ("rows", "Rows of the table.", one.rows),
@@ -35,8 +35,13 @@ def _list_figures(one: PipelineState, now: float) -> list[tuple[str, str, float 
         ("bytes", "Bytes of the table.", one.bytes),
         ("quarantined_rows", "Rows that did not meet a condition, in a table of their own.", one.quarantined),
     ]
-    if one.fresh is not None:
-        figures.append(("fresh_seconds", "Seconds since the end of the last good run.", max(0.0, now - one.fresh)))
+    if one.behind is not None:
+        lag = max(0.0, now - one.waiting_since) if one.waiting_since else 0.0
+        figures.append(("lag_seconds", "Seconds that the oldest message waits in the archive for a run.", lag))
+    if one.good is not None:
+        figures.append(
+            ("good_run_age_seconds", "Seconds since the end of the last good run.", max(0.0, now - one.good))
+        )
     if last := one.last:
         figures += [
             ("last_run_age_seconds", "Seconds since the end of the last run.", max(0.0, now - last.ended)),

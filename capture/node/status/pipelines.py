@@ -50,9 +50,10 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline as it is reported.
 
     `state` is that of `capture pipeline ls`. `run` counts committed runs, and `failures` the failed ones since the last
-    good one, which ended at `fresh` (Unix seconds; None: not in memory). `behind` counts messages and rows that its
-    inputs have and its table does not (None: not known). `runs` are the last ones, the newest at the end. `changed` are
-    the settings that its table was not made with.
+    good one, which ended at `good` (Unix seconds; None: there is none among the last runs). `behind` counts messages
+    and rows that its inputs have and its table does not (None: not known); the oldest of these messages is in the
+    archive since `waiting_since` (Unix seconds; None: none waits). `runs` are the last ones, the newest at the end.
+    `changed` are the settings that its table was not made with.
     """
 
     name: str
@@ -60,8 +61,9 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str
     run: int = 0
     failures: int = 0
-    fresh: float | None = None
+    good: float | None = None
     behind: int | None = None
+    waiting_since: float | None = None
     rows: int | None = None
     files: int | None = None
     bytes: int | None = None
@@ -160,7 +162,7 @@ async def _read_tables(natty: Natty, config: CaptureConfig, name: str) -> Pipeli
             raise CaptureError("no store is configured")
         async with asyncio.timeout(READ_WITHIN):
             view = await PipelineView.open(config, natty)
-            found = [summarise(await view.outline(one), one) for one in config.pipeline]
+            found = [await _look(view, one) for one in config.pipeline]
         return PipelinesStatus(name, "", found, at=time.time())
     except TimeoutError:
         why = f"the store has not answered for {READ_WITHIN:g} s"
@@ -170,18 +172,25 @@ async def _read_tables(natty: Natty, config: CaptureConfig, name: str) -> Pipeli
     return PipelinesStatus(name, "", unknown, why, time.time())
 
 
-def summarise(facts: PipelineFacts, pipeline: Pipeline) -> PipelineState:
+async def _look(view: PipelineView, pipeline: Pipeline) -> PipelineState:
+    facts = await view.outline(pipeline)
+    times = [await view.find_oldest(one.name, one.new) for one in facts.inputs if one.new]
+    return summarise(facts, pipeline, min(filter(None, times), default=None))
+
+
+def summarise(facts: PipelineFacts, pipeline: Pipeline, waiting_since: float | None = None) -> PipelineState:
     """Return what is reported of a pipeline; pure."""
     runs = facts.table.runs if facts.table else []
-    good = [number for number, one in enumerate(runs) if not one.error]
+    well = [number for number, one in enumerate(runs) if not one.error]
     return PipelineState(
         name=facts.name,
         state=facts.state,
         schedule=pipeline.schedule,
         run=facts.table.number if facts.table else 0,
-        failures=len(runs) - 1 - good[-1] if good else len(runs),
-        fresh=runs[good[-1]].ended if good else None,
+        failures=len(runs) - 1 - well[-1] if well else len(runs),
+        good=runs[well[-1]].ended if well else None,
         behind=facts.behind,
+        waiting_since=waiting_since,
         rows=facts.rows,
         files=facts.files,
         bytes=facts.bytes,

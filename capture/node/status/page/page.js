@@ -121,11 +121,11 @@ function pipelines(found, now) {
   const parts = [made("div", [made("h2", "pipelines"), lasting], { className: "name" })];
   if (found.troubles.length) parts.push(made("ul", found.troubles.map(one => made("li", one)), { className: "troubles" }));
   parts.push(facts([["leader of the pipelines", found.leader ?? "none"], ["tables read", ago(found.read_at)]]));
-  parts.push(table("tables", ["pipeline", "state", "behind", "fresh", "last run", "took", "rows in", "rows out", "rows", "size", "runs"], found.pipelines.map(one => {
+  parts.push(table("tables", ["pipeline", "state", "behind", "lag", "last run", "took", "rows in", "rows out", "rows", "size", "runs"], found.pipelines.map(one => {
     const last = one.runs.at(-1);
     const run = last ? [ago(last.ended), age(last.ended - last.began), count(last.rows_in), count(last.rows_out)] : ["", "", "", ""];
     return [
-      one.name, warned(one.state, UNWELL.includes(one.state)), count(one.behind), one.state === "not known" ? "?" : ago(one.fresh), ...run,
+      one.name, warned(one.state, UNWELL.includes(one.state)), count(one.behind), one.waiting_since === null ? "" : age(Math.max(0, now / 1000 - one.waiting_since)), ...run,
       count(one.rows), one.bytes === null ? "?" : size(one.bytes), made("td", one.runs.length ? bars(one.runs) : ""),
     ];
   })));

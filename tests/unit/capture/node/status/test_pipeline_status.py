@@ -8,9 +8,17 @@ from archived import ARCHIVE, CREATED, STREAM
 from pipeline_world import ALL, SUMS, World
 from rich.console import Console
 
+from capture.archive import chain
 from capture.archive.identity import claim
+from capture.archive.index.contents import load
+from capture.archive.manifest import Manifest
+from capture.archive.sequences import Sequences
 from capture.cli.status import page
+from capture.config.settings import CaptureConfig
+from capture.errors import PipelineError
 from capture.ingest.board import BoardState
+from capture.node.metrics import NodeCollector
+from capture.node.nodes import Several
 from capture.node.status.pipeline_metrics import pipeline_metrics
 from capture.node.status.pipelines import (
     NO_LEADER,
@@ -66,29 +74,35 @@ def state(name="sums", **facts):
 
 async def test_a_pipeline_goes_from_never_ran_over_current_to_behind(world):
     found = await look(world)
-    assert {(one.state, one.behind, one.run, one.fresh) for one in found.values()} == {("never ran", 7, 0, None)}
+    assert {(one.state, one.behind, one.run, one.good) for one in found.values()} == {("never ran", 7, 0, None)}
     run = world.lead()
     assert await run() == {}
     (one, other) = (await look(world)).values()
     assert (one.state, one.behind, one.rows, one.run, other.rows) == ("current", 0, 7, 1, 5)
-    assert (one.fresh, one.last.rows_in, one.last.rows_out, one.last.leader) == (one.last.ended, 7, 7, "node-1")
+    assert (one.good, one.last.rows_in, one.last.rows_out, one.last.leader) == (one.last.ended, 7, 7, "node-1")
     await world.store([9, 10])
     assert {(one.state, one.behind) for one in (await look(world)).values()} == {("behind", 2)}
     assert status(*(await look(world)).values()).troubles == []  # the next run reads them
+    view = await PipelineView.open(world.config)
+    manifest = await chain.read(world.archive.store, world.archive.heads[Manifest].head, Manifest)
+    stored = max(one.stored_ns for one in (await load(world.archive.store, manifest)).blocks) / 1e9
+    assert await view.find_oldest(STREAM, Sequences.from_range(1, 10)) < stored
+    assert await view.find_oldest(STREAM, Sequences.from_range(9, 9)) == stored
+    assert await view.find_oldest(STREAM, Sequences()) == 0.0
 
 
 async def test_failures_since_the_last_good_run_are_counted_and_told(world):
     assert await world.lead()() == {}
-    good = (await look(world))["sums"].fresh
+    good = (await look(world))["sums"].good
     await record(world, "sums", *(failed("pipeline sums: its query is slow", at) for at in (10.0, 20.0)))
     one = (await look(world))["sums"]
-    assert (one.state, one.failures, one.fresh, one.last.error) == ("failed", 2, good, one.error)
+    assert (one.state, one.failures, one.good, one.last.error) == ("failed", 2, good, one.error)
     assert status(one).troubles == ["pipeline sums: its query is slow (failed 2 times in a row)"]
     assert status(one).list_troubles(["node-1: pipeline sums: its query is slow"]) == []
     assert status(one).list_troubles(["node-1: pipeline sums2: other"]) == status(one).troubles
     await record(world, "sums", *(failed("Spark has ended", at) for at in range(60)))
     one = (await look(world))["sums"]
-    assert (one.failures, one.fresh, len(one.runs)) == (50, None, RECENT)
+    assert (one.failures, one.good, len(one.runs)) == (50, None, RECENT)
     assert status(one).troubles == ["pipeline sums: Spark has ended (failed 50 times in a row)"]
 
 
@@ -132,20 +146,31 @@ def run_state(**facts):
 
 
 def test_prometheus_has_what_is_known_by_pipeline():
-    one = state(run=4, fresh=1002.5, behind=3, rows=30, files=2, bytes=900, quarantined=0, runs=[run_state()])
+    one = state(
+        run=4,
+        good=1002.5,
+        waiting_since=1008.0,
+        behind=3,
+        rows=30,
+        files=2,
+        bytes=900,
+        quarantined=0,
+        runs=[run_state()],
+    )
     never = state("later", state="never ran", behind=7, rows=0, files=0, bytes=0, quarantined=0)
     text = pipeline_metrics(status(one, never), 1010.0)
     for line in (
         'capture_pipelines_led{pipelines="lake"} 1',
         'capture_pipelines_ok{pipelines="lake"} 1',
-        'capture_pipeline_runs{pipeline="sums"} 4',
+        'capture_pipeline_committed_runs{pipeline="sums"} 4',
         'capture_pipeline_behind{pipeline="later"} 7',
-        'capture_pipeline_fresh_seconds{pipeline="sums"} 7.5',
+        'capture_pipeline_good_run_age_seconds{pipeline="sums"} 7.5',
+        'capture_pipeline_lag_seconds{pipeline="sums"} 2',
         'capture_pipeline_last_run_seconds{pipeline="sums"} 2.5',
         'capture_pipeline_last_run_bytes_in{pipeline="sums"} 5000000',
     ):
         assert f"{line}\n" in text
-    assert 'fresh_seconds{pipeline="later"}' not in text
+    assert 'good_run_age_seconds{pipeline="later"}' not in text
     assert text.count("# TYPE capture_pipeline_behind gauge") == 1
     unknown = pipeline_metrics(status(state(state=NOT_KNOWN), unreadable="away", leader=""), 1010.0)
     assert 'capture_pipelines_readable{pipelines="lake"} 0\n' in unknown
@@ -154,7 +179,7 @@ def test_prometheus_has_what_is_known_by_pipeline():
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_page_for_people_has_a_row_for_each_pipeline(width):
-    one = state(run=4, fresh=1002.5, behind=1_234, rows=30, files=2, bytes=900, runs=[run_state()])
+    one = state(run=4, good=1002.5, waiting_since=1008.0, behind=1_234, rows=30, files=2, bytes=900, runs=[run_state()])
     unknown = state("other", state=NOT_KNOWN)
     archive = Status(ARCHIVE, BoardState(None, 0.0, []), "node-1", "node-2")
     file = io.StringIO()
@@ -168,3 +193,42 @@ def test_the_page_for_people_has_a_row_for_each_pipeline(width):
         assert row[-7:] == ["2.5", "s", "12,000", "30", "30", "900", "B"]
         (row,) = [line.split() for line in lines if line.strip().startswith("other")]
         assert row == ["other", "not", "known", "?", "?", "?"]
+
+
+async def test_a_leader_counts_its_runs_for_prometheus(world):
+    run = world.lead()
+    assert await run() == {}
+    await world.store([9])
+    assert await run() == {}
+    several = Several(msgspec.structs.replace(world.config, archive=""))
+    several.keeper = world.keeper
+    found = {
+        (sample.name, sample.labels.get("pipeline")): sample.value
+        for family in NodeCollector(several).collect()
+        for sample in family.samples
+    }
+    assert found["capture_pipeline_runs_total", "every"] == 2
+    assert found["capture_pipeline_failed_total", "every"] == 0
+    assert found["capture_pipeline_rows_in_total", "every"] == 8
+    assert found["capture_pipeline_rows_out_total", "sums"] == 5 + 2  # a run writes whole buckets
+    assert found["capture_pipeline_bytes_in_total", "sums"] > 0
+    assert ("capture_pipeline_run_seconds_total", "sums") in found
+
+
+async def test_a_failed_run_is_counted_too(world):
+    async def fail(asked):
+        raise PipelineError(f"pipeline {asked.pipeline}: it is too hot")
+
+    run = world.lead()
+    world.deriver.derive = fail
+    assert await run() == {name: f"pipeline {name}: it is too hot" for name in ("every", "sums")}
+    assert {name: (one["runs"], one["failed"]) for name, one in world.keeper.counts.items()} == {
+        "every": (1, 1),
+        "sums": (1, 1),
+    }
+
+
+def test_one_node_of_several_streams_reports_what_is_wrong_with_their_pipelines(tmp_path):
+    several = Several(CaptureConfig(streams=["A", "B"], store=str(tmp_path)))
+    several.nodes[0].beside = {"pipelines": "the tables can't be read"}
+    assert [one.state().troubles for one in several.nodes] == [["the tables can't be read"], []]
