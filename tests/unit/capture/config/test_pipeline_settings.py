@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from capture.archive.signing import SIGNING_VARIABLE, SigningKeys
 from capture.cli.config import limits, problems
 from capture.config.load import gather_settings, load
-from capture.config.pipelines import read_pipelines
+from capture.config.pipelines import pipelines_signer, pipelines_trust, read_pipelines
 from capture.config.provenance import lines_of
 from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
@@ -221,3 +223,27 @@ def test_a_command_that_runs_no_pipeline_does_not_parse_their_sql(file: Path) ->
         "assert len(load(Path(sys.argv[1]), environment={}).pipeline) == 2; assert 'sqlglot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(file)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ({"stream": "S"}, "S"),
+        ({"stream": "S", "archive": "lake"}, "lake"),
+        ({"stream": "S", "pipelines_name": "derived"}, "S"),
+        ({"streams": ["S", "T"]}, "streams"),
+        ({"streams": ["S", "T"], "stream": "S"}, "streams"),  # a command's --stream
+        ({"streams": ["S", "T"], "archive": "lake"}, "lake"),
+    ],
+)
+def test_documents_of_pipelines_are_signed_for_the_name_by_which_they_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, object], name: str
+) -> None:
+    keys = SigningKeys({"mine": bytes(range(32))})
+    (tmp_path / "public").write_text("".join(f"{one}:{key}\n" for one, key in keys.public.lines().items()))
+    monkeypatch.setenv(SIGNING_VARIABLE, f"mine:{b64encode(bytes(range(32))).decode()}")
+    config = msgspec.convert({**named, "public_key_file": str(tmp_path / "public")}, CaptureConfig)
+    signer = pipelines_signer(config)
+    assert signer is not None
+    assert signer.archive == name
+    pipelines_trust(config).check_document("_pipeline/1-1.json", signer.sign("_pipeline/1-1.json", b'{"number":1}'))
