@@ -40,6 +40,7 @@ from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
 PROGRAM = str(Path(__file__).with_name("pipeline_chaos_node.py"))
+HASTY = str(Path(__file__).with_name("pipeline_chaos_hasty.py"))  # the control
 SETTLE = 6 * PATIENCE  # seconds until the tables have all messages, after the last strike
 PROPERTIES = """\
 spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1
@@ -65,6 +66,7 @@ class Options:
     lease: float = 2.0
     grace: float = 20.0
     in_recovery: float = 0.6  # of the strikes do not wait until the last one is recovered from
+    broken: bool = False  # the control: files and progress are two commits, and the leader is killed between them
     struck: tuple[tuple[str, str], ...] = ()  # these (kind, phase), instead of those from `strikes` and `seed`
 
     def settings(self):
@@ -115,9 +117,9 @@ class Outcome:
 class Node:
     """A sequence of processes of one node."""
 
-    def __init__(self, name, folder, config):
+    def __init__(self, name, folder, config, program=PROGRAM):
         self.name, self.log = name, folder / f"{name}.log"
-        self._folder, self._config = folder, config
+        self._folder, self._config, self._program = folder, config, program
         self.process, self.starts, self.retiring = None, 0, False
 
     @property
@@ -126,7 +128,7 @@ class Node:
 
     async def run(self):
         """Start a process, and another one whenever it ends."""
-        command = [sys.executable, PROGRAM, "--log-level", "info", "run", "--config", str(self._config)]
+        command = [sys.executable, self._program, "--log-level", "info", "run", "--config", str(self._config)]
         try:
             while not self.retiring:
                 with self.log.open("ab") as output:
@@ -167,7 +169,8 @@ class Chaos:
         properties.write_text(PROPERTIES)
         settings = self.options.settings() | {"spark": {"properties_file": str(properties)}} | more
         link = self.server.connect_options() | {"ping_interval": 1.0}
-        return Node(name, self.folder, write_config(self.folder, name, self.store, link, PIPELINES, **settings))
+        config = write_config(self.folder, name, self.store, link, PIPELINES, **settings)
+        return Node(name, self.folder, config, HASTY if self.options.broken and not more else PROGRAM)
 
     async def run(self):
         """Strike, let the tables catch up, and compare them."""
@@ -209,6 +212,8 @@ class Chaos:
 
     async def _strike(self):
         struck = self.options.struck or schedule(self.options.strikes, self.options.seed)
+        if self.options.broken:
+            struck = [("leader", "announced")] * len(struck)
         for index, (kind, phase) in enumerate(struck):
             dice = random.Random(f"{self.options.seed} {index}")
             done = await asyncio.wait_for(self.faults.play(kind, phase, dice), 4 * PATIENCE)
@@ -321,6 +326,7 @@ def main():
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--rate", type=float, default=Options.rate, help="orders a second")
     parser.add_argument("--grace", type=float, default=Options.grace, help="seconds that leftovers stay")
+    parser.add_argument("--broken", action="store_true", help="the control: progress is committed after the files")
     options = Options(**vars(parser.parse_args()))
     folder = Path(tempfile.mkdtemp(prefix="pipeline-chaos-"))
     print(f"in {folder}: {len(NAMES)} pipelines", flush=True)

@@ -25,7 +25,7 @@ FOLDERS = {
     "committed": "_pipeline",
     "announced": "_pipeline",
 }
-WITHIN = 30.0  # seconds until a strike does not wait for its phase any longer
+WITHIN = 45.0  # seconds until a strike does not wait for its phase any longer
 
 
 def schedule(count, seed):
@@ -50,7 +50,8 @@ class Faults:
     async def play(self, kind, phase, dice):
         """Wait for the phase of the leader, strike, repair; return what was done, in words."""
         leader = await self._find_leader()
-        came = await self._until(phase, dice)
+        if not (came := await self._until(phase, dice)):
+            leader = await self._find_leader()
         below = _descendants(leader.process.pid)
         self.seen |= {pid: began for pid in below if (began := _started(pid))}
         done = await getattr(self, f"_{kind}")(leader, below, dice)
