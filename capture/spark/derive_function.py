@@ -20,6 +20,10 @@ from capture.stores.plugin import FAULTS, load_function
 
 _LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: \S.*)?$", re.MULTILINE)
+_ABSENT = "ModuleNotFoundError: "
+_ADVICE = (
+    ": Spark's executors can't import it; put its folder into their PYTHONPATH, or the file into spark.submit.pyFiles"
+)
 _OURS = tuple(str(Path(one).parent) for one in (pyspark.__file__, py4j.__file__, str(Path(__file__).parent)))
 """Folders of packages whose lines tell a user nothing."""
 
@@ -53,6 +57,7 @@ def describe_fault(error: BaseException) -> str:
         text = (error.getMessage() or str(error)).partition("JVM stacktrace")[0]
         places, raised = list(_LINE.finditer(text)), _RAISED.findall(text)
         said = raised[-1] if places and raised else sentence(error)
+        said += _ADVICE if said.startswith(_ABSENT) else ""
     else:
         said = f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
         places = []

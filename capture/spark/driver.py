@@ -9,6 +9,8 @@ import time
 import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -32,9 +34,13 @@ from capture.stores import open_store
 
 REQUESTS_AT_ONCE = 4
 
+OOM_SCORE_FILE, OOM_SCORE = Path("/proc/self/oom_score_adj"), 500
+"""Linux adds half of the machine's memory to the size of our processes when it chooses which one to kill."""
+
 
 def main() -> None:
     """Serve until standard input ends."""
+    _be_killed_first()
     os.environ["TZ"] = "UTC"  # of the timestamps in answers
     time.tzset()
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")  # about a pandas that is not used
@@ -176,6 +182,16 @@ def _pong(spark: SparkSession) -> Pong:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     return Pong(spark=spark.version, java=jvm.java.lang.System.getProperty("java.version"))
+
+
+def _be_killed_first() -> None:
+    """Let Linux kill this process, its JVM or a Python worker before the node, if memory runs out.
+
+    They inherit the score. Elsewhere, and where the score is higher already or can't be set, nothing changes.
+    """
+    with suppress(OSError, ValueError):
+        if int(OOM_SCORE_FILE.read_text()) < OOM_SCORE:
+            OOM_SCORE_FILE.write_text(str(OOM_SCORE))
 
 
 def _take_stdout() -> IO[bytes]:

@@ -14,6 +14,7 @@ _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*: (?P<said>\S.*)$", re.MULTILINE)
 _REPEATED = re.compile(r"\.? Received status: Status\(.*")  # Kubernetes' client repeats its message
 _WRAPPING = "Job aborted due to stage failure"
+_WORKER_ENDED = "Python worker exited unexpectedly"  # it has no condition by which it could be recognised
 
 
 def sentence(error: BaseException) -> str:
@@ -46,6 +47,8 @@ def keep_text(error: BaseException) -> None:
 def _java_sentence(error: Py4JJavaError) -> str:
     """Return the outermost and the innermost reason: "while reading file …: it is not a Parquet file"."""
     chain = [_first_line(thrown.getMessage() or thrown.getClass().getName()) for thrown in _causes(error)]
+    if any(said.startswith(_WORKER_ENDED) for said in chain):
+        return "a Python worker of Spark has ended: it was killed, or had no memory left"
     telling = [said for said in chain if not said.startswith(_WRAPPING)] or chain
     if telling[-1] in telling[0]:
         return telling[0]

@@ -14,7 +14,8 @@ from pyiceberg.table import StaticTable
 from capture.archive import chain
 from capture.archive.chain import latest_offline
 from capture.archive.index.contents import load
-from capture.pipelines.document import Pipelines
+from capture.config.streams import below
+from capture.pipelines.document import FOLDER, Pipelines
 from capture.stores import open_store
 from natty.elections import leadership
 
@@ -100,7 +101,7 @@ def read_rows(store, name):
 
 async def read_document(store):
     """Return the newest document of the pipelines with all files; an empty one before the first."""
-    home = open_store(f"{store}/_pipelines")
+    home = open_store(below(store, FOLDER))
     return await load(home, await chain.read(home, await latest_offline(home, Pipelines), Pipelines))
 
 

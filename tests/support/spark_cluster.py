@@ -94,10 +94,10 @@ class SparkCluster:
         with self.log(name).open("ab") as output:
             self.processes[name] = spawn(command, output=output, folder=self.folder, environ=self.environment)
 
-    def worker(self, name, properties_file=None):
+    def worker(self, name, properties_file=None, *, host=HOST):
         """Start a worker."""
         scratch = ["--work-dir", str(self.folder / name), "--webui-port", "0"]
-        resources = ["--host", HOST, "--cores", "1", "--memory", "600m"]
+        resources = ["--host", host, "--cores", "1", "--memory", "600m"]
         self.launch(name, "worker.Worker", *resources, *scratch, self.master, properties_file=properties_file)
 
     def log(self, name):

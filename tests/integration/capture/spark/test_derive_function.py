@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 from derivations import Table, messages
@@ -9,14 +10,18 @@ from patient import PATIENCE, until
 
 from capture.errors import PipelineError, SparkError
 from capture.pipelines.upkeep import Upkeep
+from capture.spark.driver import OOM_SCORE
 from natty.elections.guard import members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 JOBS = """
 import os
+import resource
+import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from capture import PipelineRun
@@ -70,6 +75,44 @@ def unknown(spark, inputs, run):
 
 def stops(spark, inputs, run):
     spark.stop()
+
+
+def eats_memory(spark, inputs, run):
+    with limited_memory():
+        return bytearray(1 << 40)
+
+
+def eats_memory_later(spark, inputs, run):
+    @F.udf("int")
+    def eat(value):
+        with limited_memory():
+            return len(bytearray(1 << 40))
+
+    return inputs["S"].select("k", eat("v").alias("v"))
+
+
+def is_killed_later(spark, inputs, run):
+    @F.udf("int")
+    def end(value):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return inputs["S"].select("k", end("v").alias("v"))
+
+
+def is_killed(spark, inputs, run):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def limited_memory():
+    # as if the machine had no more
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def hangs(spark, inputs, run):
@@ -139,10 +182,13 @@ async def test_a_function_has_no_credential_in_its_environment(driver, store):
     ("function", "said"),
     [
         ("nothing", r"pipeline_jobs:nothing returned list, not a DataFrame"),
-        ("fails", r"pipeline_jobs:fails failed: KeyError: 'missing' \(pipeline_jobs.py, line 33\)"),
-        ("leaves", r"pipeline_jobs:leaves failed: SystemExit: no more \(pipeline_jobs.py, line 37\)"),
-        ("unresolved", r"pipeline_jobs:unresolved failed: .*`no_such_column` cannot be resolved.* line 41\)"),
-        ("fails_later", r"ZeroDivisionError: integer division or modulo by zero \(pipeline_jobs.py, line 47\)"),
+        ("fails", r"pipeline_jobs:fails failed: KeyError: 'missing' \(pipeline_jobs.py, line 36\)"),
+        ("leaves", r"pipeline_jobs:leaves failed: SystemExit: no more \(pipeline_jobs.py, line 40\)"),
+        ("unresolved", r"pipeline_jobs:unresolved failed: .*`no_such_column` cannot be resolved.* line 44\)"),
+        ("fails_later", r"ZeroDivisionError: integer division or modulo by zero \(pipeline_jobs.py, line 50\)"),
+        ("eats_memory", r"pipeline_jobs:eats_memory failed: MemoryError"),
+        ("eats_memory_later", r"MemoryError"),
+        ("is_killed_later", r"a Python worker of Spark has ended: it was killed, or had no memory left"),
         ("features", r"it asks for all rows of an input, and this run has only the new ones"),
         ("unknown", r"it has no input 'T': they are S"),
         ("absent", r"the function 'pipeline_jobs:absent' can't be loaded: AttributeError"),
@@ -157,6 +203,20 @@ async def test_a_fault_of_the_function_is_one_sentence(driver, store, function, 
 async def test_a_function_that_stops_the_session_ends_the_child_and_the_next_run_starts_anew(driver, store):
     with pytest.raises(SparkError, match="driver has ended"):
         await table_of(driver, store, "stops").run([messages(store, "1", bodies(1, a=1))])
+    await table_of(driver, store, "with_order").run([messages(store, "2", bodies(1, a=1))])
+
+
+async def test_the_kernel_kills_sparks_processes_before_the_node(driver, store):
+    await table_of(driver, store, "with_order").run([messages(store, "1", bodies(1, a=1))])
+    scores = [int(Path(f"/proc/{one}/oom_score_adj").read_text()) for one in members(driver.session)]
+    assert len(scores) >= 3  # driver, JVM, Python workers
+    assert set(scores) == {OOM_SCORE}
+    assert int(Path("/proc/self/oom_score_adj").read_text()) < OOM_SCORE
+
+
+async def test_a_driver_that_the_kernel_kills_ends_the_run_and_the_next_one_starts_anew(driver, store):
+    with pytest.raises(SparkError, match="driver has ended"):
+        await table_of(driver, store, "is_killed").run([messages(store, "1", bodies(1, a=1))])
     await table_of(driver, store, "with_order").run([messages(store, "2", bodies(1, a=1))])
 
 
