@@ -107,7 +107,7 @@ def test_the_figures_of_several_streams_are_told_apart_by_the_stream(tmp_path: P
     ("text", "said"),
     [
         ("[streams.A]\nstrat = 3", r"there is no setting `strat`"),
-        ('[streams.A]\nack = "none"', r"`streams\[\.\.\.\]\.ack` can't have this value"),
+        ('[streams.A]\nack = "none"', r"`streams\[\.\.\.\]\.ack` must be one of explicit, all"),
         ('streams = ["A"]\nstart = "soon"', r"start must be .*, not 'soon' \(start: file .*, line 3\)"),
     ],
 )
