@@ -19,12 +19,13 @@ KINDS = {"leader": 30, "jvm": 14, "worker": 8, "driver": 6, "stop": 14, "server"
 PHASES = ("start", "now", "files", "iceberg", "document", "committed", "announced")
 """Moments of a run: Spark is starting; any; a file came; metadata came; a document came; about to commit, or after."""
 FOLDERS = {
-    "files": "table",
-    "iceberg": "iceberg",
-    "document": "_pipeline",
-    "committed": "_pipeline",
-    "announced": "_pipeline",
+    "files": ("table",),
+    "iceberg": ("table", "iceberg"),
+    "document": ("table", "_pipeline"),  # of a run: a term begins with a document, too
+    "committed": ("table", "_pipeline"),
+    "announced": ("table", "_pipeline"),
 }
+"""What changes in this order until a phase is reached."""
 WITHIN = 45.0  # seconds until a strike does not wait for its phase any longer
 
 
@@ -69,18 +70,16 @@ class Faults:
         if phase in ("start", "now"):
             await asyncio.sleep(dice.uniform(0.0, 3.0 if phase == "start" else 1.0))
             return True
-        folder, known = self.home / FOLDERS[phase], None
         end = time.monotonic() + WITHIN
-        while time.monotonic() < end:
-            now = _times(folder)
-            if known is not None and now != known:
-                await asyncio.sleep(
-                    {"committed": dice.uniform(0.0, 0.02), "announced": dice.uniform(0.02, 0.1)}.get(phase, 0)
-                )
-                return True
-            known = now
-            await asyncio.sleep(0.003)
-        return False
+        for folder in FOLDERS[phase]:
+            known = _times(self.home / folder)
+            while _times(self.home / folder) == known:
+                if time.monotonic() > end:
+                    return False
+                await asyncio.sleep(0.003)
+        waits = {"committed": dice.uniform(0.0, 0.02), "announced": dice.uniform(0.02, 0.1)}
+        await asyncio.sleep(waits.get(phase, 0.0))
+        return True
 
     # Processes.
 
