@@ -29,7 +29,7 @@ from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Deriver
 from capture.pipelines.document import FOLDER, Pipelines, PipelineTable, Run, run_folder
-from capture.pipelines.run import QUARANTINE, choose_method, conclude, fail, make_derivation
+from capture.pipelines.run import QUARANTINE, choose_method, conclude, fail, make_derivation, order_by_age
 from capture.spark import SparkDriver, unavailable
 from capture.stores import Store, open_store
 from capture.stores.open import explain_unopenable
@@ -155,7 +155,7 @@ class PipelineKeeper:
             if leading.exposure.is_due(document, self.clock()):
                 document = await leading.commit(Change(tables={}), self.clock())
             began, round_ = self.elapsed(), Round(leading, deriver, pipelines, self._look(leading, document))
-            for one in pipelines:
+            for one in order_by_age(pipelines, document.tables):
                 asked = requests.get(one.name)
                 table = document.tables.get(one.name) or PipelineTable(definition=one.definition)
                 if asked and asked.id == table.asked:

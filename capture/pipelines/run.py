@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -54,6 +56,27 @@ def choose_method(pipeline: Pipeline, others: Mapping[str, Pipeline]) -> Method:
             ' whose rows are replaced: use mode = "upsert" with its key, or mode = "replace"'
         )
     return Method(Upkeep.WHOLE, f"it reads {replaced[0]}, whose rows are replaced")
+
+
+def order_by_age(pipelines: Sequence[Pipeline], tables: Mapping[str, PipelineTable]) -> list[Pipeline]:
+    """Return the pipelines, each after those that it reads; of several that may be next, the one that ran longest ago.
+
+    So each gets its turn, also if leaders end sooner than all have run.
+    """
+    by_name = {one.name: one for one in pipelines}
+    graph = TopologicalSorter({one.name: [name for name in one.reads if name in by_name] for one in pipelines})
+    graph.prepare()
+    ready: list[tuple[float, int, str]] = []
+    place = {one.name: number for number, one in enumerate(pipelines)}
+    ordered: list[Pipeline] = []
+    while graph.is_active():
+        for name in graph.get_ready():
+            runs = tables[name].runs if name in tables else []
+            heappush(ready, (runs[-1].began if runs else 0.0, place[name], name))
+        _, _, name = heappop(ready)
+        ordered.append(by_name[name])
+        graph.done(name)
+    return ordered
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,10 +76,14 @@ class Striking:
 class ArrowDeriver:
     """Computes the two queries."""
 
-    def __init__(self, store, world):
-        self._store, self._world = store, world
+    def __init__(self, store, world, most=None):
+        self._store, self._world, self._left = store, world, most
 
     async def derive(self, asked):
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise Killed
         if self._world.fail_with:
             raise self._world.fail_with
         await asyncio.sleep(self._world.takes)
@@ -166,13 +170,13 @@ class World:
         await self.archive.sweep()
         self.stored |= set(sequences)
 
-    def lead(self, store=None, **options):
+    def lead(self, store=None, deriving=None, **options):
         """Return what the next leader runs: a function for all pipelines that are due. `options`: `PipelineLeading`."""
         self.token += 1
         store = store or self.home
         keeper = self.keeper = Keeper(self.requests, self.config, f"node-{self.token}", clock=lambda: self.now)
         leading = PipelineLeading(store, MemoryHead(self.token, self.head), f"node-{self.token}", **options)
-        deriver = self.deriver = ArrowDeriver(store, self)
+        deriver = self.deriver = ArrowDeriver(store, self, deriving)
 
         async def run():
             self.now += 10.0

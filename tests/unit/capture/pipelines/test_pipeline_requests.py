@@ -7,7 +7,9 @@ from pipeline_world import ALL, SUMS, World, run_struck
 from capture.archive import chain
 from capture.errors import PipelineError, StoreError
 from capture.node.pipeline_requests import Request
-from capture.pipelines.document import Pipelines
+from capture.pipelines.definition import Pipeline
+from capture.pipelines.document import Pipelines, PipelineTable, Run
+from capture.pipelines.run import order_by_age
 
 RARELY = msgspec.structs.replace(SUMS, schedule="every 1d")
 
@@ -141,3 +143,20 @@ async def test_a_run_that_takes_too_long_is_ended_and_the_others_run(tmp_path):
     assert await run() == {"every": "pipeline every: its run took longer than its time_limit of 0.05 s, and was ended"}
     found = await tables(world)
     assert (found["every"].number, found["sums"].number) == (0, 1)
+
+
+async def test_a_pipeline_that_ran_longest_ago_is_next_also_if_leaders_end_soon(tmp_path):
+    world = World(tmp_path, [ALL, SUMS])
+    for number in range(1, 5):
+        await world.store([number])
+        await run_struck(world.lead(deriving=1))  # it ends when it begins its second run
+    found = await tables(world)
+    assert (found["every"].number, found["sums"].number) == (2, 2)
+
+
+def test_a_pipeline_runs_after_those_that_it_reads_whatever_their_age():
+    late = Pipeline(name="late", sql="SELECT sequence FROM every", mode="append")
+    runs = {"late": [Run(number=1, began=1.0, ended=1.0)], "every": [Run(number=1, began=9.0, ended=9.0)]}
+    known = {name: PipelineTable(definition="", runs=some) for name, some in runs.items()}
+    found = order_by_age([ALL, SUMS, late], known)
+    assert [one.name for one in found] == ["sums", "every", "late"]
