@@ -43,6 +43,8 @@ RETRY, LONGEST_RETRY = 30.0, 3600.0
 """Seconds after a failed run until the next one; they double with each further failure."""
 KEPT_FOR = 3600.0
 """Seconds that a past snapshot of a table stays: each run of an upsert replaces files."""
+FAST = 60.0
+"""Seconds by which the clock of the last leader may have been ahead; a run that began later does not delay the next."""
 KEEPS, REQUESTS = "all pipelines", "requests of pipelines"
 """The names in `failing` of what is not about one pipeline: no pipeline has such a name."""
 
@@ -294,7 +296,8 @@ class PipelineKeeper:
             self._note(pipeline.name, explain_change(pipeline.name))
             return False
         now, runs = self.clock(), table.runs
-        began = max([self._looked.get(pipeline.name, 0.0), *(one.began for one in runs[-1:])])
+        times = [self._looked.get(pipeline.name, 0.0), *(one.began for one in runs[-1:])]
+        began = max((one for one in times if one <= now + FAST), default=0.0)  # others are of a clock that was wrong
         if began and began >= pipeline.times().last(now):
             return False
         failures = 0
@@ -303,7 +306,7 @@ class PipelineKeeper:
                 break
             failures += 1
         wait = min(LONGEST_RETRY, RETRY * 2 ** min(failures - 1, 20)) if failures else 0.0
-        return not failures or now >= runs[-1].ended + wait
+        return not failures or not runs[-1].ended - FAST <= now < runs[-1].ended + wait
 
     def _note(self, what: str, failure: str) -> None:
         """Keep a failure, and log it once while it lasts."""

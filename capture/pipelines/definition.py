@@ -20,6 +20,8 @@ Mode = Literal["append", "upsert", "replace"]
 Violation = Literal["fail", "drop", "quarantine"]
 
 LATEST = "latest"
+MOST_SQL = 100_000
+"""Characters of a query: larger ones take long to parse."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}").fullmatch
 _EVERY = "every "
@@ -106,6 +108,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if HIDDEN in self.name:
             raise ConfigError(f"a name has no {HIDDEN}: that is for tables beside its own")
         self.times()
+        if len(self.sql) > MOST_SQL:
+            raise ConfigError(f"its SQL has {len(self.sql):,} characters: the most are {MOST_SQL:,}")
         means = [name for name in ("sql", "python") if getattr(self, name)] + [LATEST] * (self.kind == LATEST)
         if len(means) != 1:
             raise ConfigError('give one of sql = "SELECT …", python = "module:function" and kind = "latest"')

@@ -8,22 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlglot
 from sqlglot import TokenType, exp
-from sqlglot.errors import SqlglotError
 
 from capture.errors import ConfigError
 from capture.pipelines.averages import AVERAGE, TOTAL
+from capture.pipelines.parsing import DIALECT, find_rewritten, parse
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Analysis, Merging, Upkeep
-
-DIALECT = "spark"
 
 
 def analyse(sql: str, where: str = "its SQL") -> Analysis:
     """Return how to keep a query's result. ConfigError, beginning with `where`, if it is not one query of tables."""
-    query = _parse(sql, where)
+    query = parse(sql, where)
     inputs = tuple(sorted(_tables(query)))
     if not inputs:
         raise ConfigError(f"{where} reads no table: name a stream or another pipeline after FROM")
@@ -35,7 +32,7 @@ def analyse(sql: str, where: str = "its SQL") -> Analysis:
     _order_aggregates(query)
     unknown = next(_unknown_aggregates(query), "")
     aggregates = unknown or any(isinstance(one, exp.AggFunc) for one in _own(query))
-    if not aggregates and not query.args.get("group") and not query.args.get("distinct"):
+    if not aggregates and not any(query.args.get(one) for one in ("group", "having", "distinct")):
         return Analysis(inputs, Upkeep.ROWS, columns=columns)
     try:
         groups = _groups(query)
@@ -43,6 +40,8 @@ def analyse(sql: str, where: str = "its SQL") -> Analysis:
         return Analysis(inputs, Upkeep.WHOLE, str(error), columns)
     if not groups:
         return Analysis(inputs, Upkeep.WHOLE, "it has no GROUP BY", columns)
+    if rewritten := find_rewritten(sql):
+        return Analysis(inputs, Upkeep.WHOLE, f"its parts can't be computed apart: {rewritten}", columns)
     if changing := next(_changing(query), ""):
         return Analysis(inputs, Upkeep.WHOLE, f"{changing} has another value in each run", columns)
     try:
@@ -60,8 +59,8 @@ def order_rows(sql: str) -> str:
 
     The rest of the text is as it was: sqlglot writes some functions in another way than Spark means them.
     """
-    query = _parse(sql, "its SQL")
-    if any(one.is_star for one in query.expressions):
+    query = parse(sql, "its SQL")
+    if any(_has_all(one, query) for one in query.expressions):
         return sql
     tokens = sqlglot.tokenize(sql, dialect=DIALECT)
     at = next(number for number, one in enumerate(tokens) if one.token_type is TokenType.SELECT)
@@ -71,13 +70,21 @@ def order_rows(sql: str) -> str:
     return f"{sql[:after]} {SEQUENCE},{sql[after:]}"
 
 
-def order_aggregates(sql: str) -> str:
-    """Return the query with `first` and `last` in order of the messages, where it reads one table once.
+def _has_all(one: exp.Expr, query: exp.Query) -> bool:
+    """Return whether a column is `*` of the table; that of a struct gives its fields."""
+    if isinstance(one, exp.Column) and isinstance(one.this, exp.Star):
+        tables = {each.alias_or_name.lower() for each in query.find_all(exp.Table)}
+        return one.table.lower() in tables and not one.args.get("db")
+    return isinstance(one, exp.Star)
 
-    For Spark, the order is that in which rows happen to arrive.
+
+def order_aggregates(sql: str) -> str:
+    """Return the query with `first`, `last`, `max_by` and `min_by` in the messages' order, if it has one table.
+
+    For Spark, the order is that in which rows happen to arrive; so are equal values of `max_by`.
     """
-    query = _parse(sql, "its SQL")
-    return query.sql(DIALECT) if _order_aggregates(query) else sql
+    query = parse(sql, "its SQL")
+    return query.sql(DIALECT) if not find_rewritten(sql) and _order_aggregates(query) else sql
 
 
 class _Unsuitable(Exception):
@@ -87,7 +94,7 @@ class _Unsuitable(Exception):
 def check_condition(text: str, where: str) -> None:
     """Raise ConfigError, beginning with `where`, if a text is not a condition that one row can meet."""
     try:
-        query = _parse(f"SELECT * FROM t WHERE (\n{text}\n)", where)
+        query = parse(f"SELECT * FROM t WHERE (\n{text}\n)", where)
     except ConfigError as error:
         raise ConfigError(f"{where} is not a condition: it can't be parsed") from error
     condition = query.args.get("where")
@@ -97,23 +104,6 @@ def check_condition(text: str, where: str) -> None:
     for kind in (exp.AggFunc, exp.Window, exp.Query):
         if any(one is not query for one in query.find_all(kind)):
             raise ConfigError(f"{where} must be about one row: it can't aggregate, nor read a table")
-
-
-def _parse(sql: str, where: str) -> exp.Query:
-    try:
-        found = [one for one in sqlglot.parse(sql, dialect=DIALECT) if one is not None]
-    except SqlglotError as error:
-        said: dict[str, Any] = next(iter(getattr(error, "errors", [])), {})
-        if not said:
-            raise ConfigError(f"{where} can't be parsed: {error}; is a text or a comment not closed?") from error
-        text = said["description"].partition("<Token")[0].rstrip()
-        at = f", line {said['line']}, column {said['col']}"
-        raise ConfigError(f"{where} can't be parsed{at}: {text} near {said['highlight']!r}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{where} can't be parsed: it is nested too deeply") from error
-    if len(found) != 1 or not isinstance(found[0], exp.Query):
-        raise ConfigError(f"{where} must be one query: SELECT …")
-    return found[0]
 
 
 def _tables(query: exp.Query) -> set[str]:
@@ -196,13 +186,24 @@ def _groups(query: exp.Select) -> dict[str, str]:
         raise _Unsuitable("its GROUP BY is not a list of expressions")
     items = {one.alias_or_name: one.unalias() for one in query.expressions}
     groups: dict[str, str] = {}
+    aliases = set()
     for one in group.expressions:
         expression = _resolve(one, query.expressions, items)
         text = expression.sql(DIALECT)
+        if expression.find(exp.AggFunc) or not expression.find(exp.Column):
+            raise _Unsuitable(f"it groups by {text}, which is not computed from one message")
+        if window := next((each for each in expression.find_all(exp.Anonymous) if _is_window(each)), None):
+            raise _Unsuitable(f"it groups by {window.sql(DIALECT)}, and a message may be in several windows")
         name = next((name for name, item in items.items() if item.sql(DIALECT) == text), None)
         if name is None:
             raise _Unsuitable(f"it groups by {text}, which is not one of its columns")
         groups[name] = text
+        if isinstance(one, exp.Column) and expression is not one and not isinstance(expression, exp.Column):
+            aliases.add(name)
+    for name in aliases:
+        others = {text for other, text in groups.items() if other != name}
+        if all(one.sql(DIALECT) in others for one in items[name].find_all(exp.Column)):
+            raise _Unsuitable(f"{name} may name a column of the input, by which Spark would group")
     for name, item in items.items():
         if name not in groups and not item.find(exp.AggFunc) and item.find(exp.Column):
             raise _Unsuitable(f"{name} is neither an aggregate nor in its GROUP BY")
@@ -224,6 +225,10 @@ def _resolve(one: exp.Expr, columns: Sequence[exp.Expr], items: Mapping[str, exp
     return one
 
 
+def _is_window(one: exp.Anonymous) -> bool:
+    return one.name.lower() == "session_window" or (one.name.lower() == "window" and len(one.expressions) > 2)
+
+
 _FIRST, _LAST = (exp.First, exp.FirstValue), (exp.Last, exp.LastValue)
 _CHANGING = (exp.CurrentDate, exp.CurrentTimestamp, exp.Localtimestamp, exp.Rand, exp.Randn, exp.Uuid)
 _CHANGING_NAMES = ("now", "monotonically_increasing_id", "spark_partition_id", "input_file_name", "random")
@@ -236,7 +241,10 @@ _UNKNOWN = re.compile(r"std|try_sum|try_avg|measure|histogram_numeric|count_min_
 
 
 def _order_aggregates(query: exp.Query) -> bool:
-    """Replace `first` and `last` by aggregates that name the order, and other names of aggregates by those known."""
+    """Replace `first` and `last` by aggregates that name the order, and other names of aggregates by those known.
+
+    Of several messages with the highest value `max_by` takes the last, of those with the lowest `min_by` the first.
+    """
     if sum(1 for _ in query.find_all(exp.Select, exp.Table)) != 2:  # not one SELECT of one table
         return False
     changed = False
@@ -245,6 +253,14 @@ def _order_aggregates(query: exp.Query) -> bool:
         arguments = [one.this.unnest()] if isinstance(one, exp.Any) else one.expressions
         if known and len(arguments) == 1:
             one.replace(known(this=arguments[0].copy()))
+    for best in list(query.find_all(exp.ArgMax, exp.ArgMin)):
+        if best.args.get("count"):
+            continue
+        if not best.find_ancestor(exp.Window):
+            by = best.expression.sql(DIALECT)
+            order = f"IF({by} IS NULL, NULL, STRUCT({by} AS by, {SEQUENCE} AS at))"
+            best.set("expression", sqlglot.parse_one(order, dialect=DIALECT))
+            changed = True
     for found in list(query.find_all(*_FIRST, *_LAST)):
         outer = found.parent if isinstance(found.parent, exp.IgnoreNulls | exp.RespectNulls) else found
         if outer.find_ancestor(exp.Window):

@@ -21,7 +21,7 @@ from capture.formats.envelope import SCHEMA
 from capture.maintenance.merge.inputs import Columns, columns_of
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
 from capture.pipelines.derivation import INFER, Input, OutputFile, Part
-from capture.pipelines.upkeep import SEQUENCE
+from capture.pipelines.upkeep import HIDDEN, SEQUENCE
 from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts
 from capture.spark.frames import load, location, map_in_arrow, with_payload
 from capture.stores import FileStore, open_store
@@ -35,12 +35,12 @@ SLICE_BYTES = 16 << 20
 """About this many bytes of objects are read by one task."""
 
 _DELETES = """
-(length(payload) = 0 AND NOT startswith(stream, 'KV_'))
-OR coalesce(get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE'), false)
-OR coalesce(map_contains_key(headers, 'Nats-Marker-Reason'), false)
+CASE WHEN startswith(stream, 'KV_')
+THEN get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE') OR map_contains_key(headers, 'Nats-Marker-Reason')
+ELSE length(payload) = 0 END
 """
-"""Whether a message deletes its key: an empty one, a key of a bucket that was deleted or purged, or a marker of the
-server. A bucket may have empty values."""
+"""Whether a message deletes its key: in a bucket, a delete, a purge, or a marker of the server: it may have empty values.
+In another stream any publisher may set these headers, and they mean nothing: an empty message deletes its key."""
 
 
 class Source:
@@ -106,14 +106,19 @@ class Source:
         if self.given.payload_schema == INFER:
             self.inferred = self.inferred or self._infer(messages)
         schema = self.inferred or self.given.payload_schema
-        return with_payload(messages, schema) if schema else messages
+        if not schema:
+            return messages
+        fields = self._scope.createDataFrame([], StructType()).select(F.from_json(F.lit(""), schema).alias("f"))
+        if wrong := [one for one in fields.select("f.*").columns if one.startswith(HIDDEN)]:
+            raise PipelineError(f"its schema has the field {wrong[0]}: names with {HIDDEN} are for a pipeline's own")
+        return with_payload(messages, schema)
 
     def _infer(self, messages: DataFrame) -> str:
         """Return the type of the first payloads that are JSON objects, in Spark's DDL. PipelineError if none is."""
         first = messages.where("length(payload) > 0").orderBy("sequence").limit(INFERRED).select("payload")
         texts = [bytes(one["payload"]).decode("utf-8", "replace") for one in first.collect()]
         found = self._scope.read.json(self._scope.sparkContext.parallelize(texts, 1))
-        fields = [one for one in found.schema.fields if one.name != CORRUPT]
+        fields = [one for one in found.schema.fields if one.name != CORRUPT and not one.name.startswith(HIDDEN)]
         if not fields:
             raise PipelineError(
                 f"none of the first {len(texts):,} payloads is a JSON object, so its types can't be inferred: give a"

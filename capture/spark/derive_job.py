@@ -18,6 +18,7 @@ from capture.errors import PipelineError
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.pipelines.averages import settle_averages
 from capture.pipelines.derivation import Cell, Derivation, Derived, OutputFile, Unit
+from capture.pipelines.group_queries import GROUP, select_touched, select_with_groups
 from capture.pipelines.sql import order_aggregates, order_rows
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
 from capture.spark.derive_function import call, describe_fault
@@ -115,12 +116,12 @@ class _Run:
         return rows.withColumn(SEQUENCE, order.cast("long")).withColumn(DEAD, F.lit(False))
 
     def _find_latest(self) -> DataFrame:
-        """Return the new messages with their key first. A message that deletes no known key is left out."""
+        """Return the new messages with their key first. Those without a key are left out: no query could do that."""
         [source], [key] = self._sources.values(), self._asked.key
         messages = source.new()
         others = [F.col(quote(one)) for one in messages.columns if one.lower() != key.lower()]
         rows = messages.select(F.expr(self._asked.latest).alias(key), *others)
-        return rows.where(F.col(quote(key)).isNotNull() | ~F.col(DEAD))
+        return rows.where(F.col(quote(key)).isNotNull())
 
     def _upsert(self, change: DataFrame) -> Derived:
         """Write the rows that are now the last with their key, among these and those of the table."""
@@ -161,9 +162,9 @@ class _Run:
     def _compute_groups(self) -> Derived:
         asked = self._asked
         [(name, source)] = self._sources.items()
-        touched = self._query(f"SELECT DISTINCT {_list(asked.groups)} FROM {quote(name)}", {name: source.new()})
+        touched = self._query(select_touched(asked.sql, asked.groups), {name: source.new()})
         everything = source.all()
-        keyed = self._query(f"SELECT *, {_list(asked.groups, HIDDEN)} FROM {quote(name)}", {name: everything})
+        keyed = self._query(select_with_groups(asked.sql, asked.groups), {name: everything})
         sql = order_aggregates(asked.sql)
         result = self._query(sql, {name: everything})
         columns = self._columns_of(result.schema)
@@ -173,12 +174,12 @@ class _Run:
         ))  # fmt: skip
         old = self._find_touched(touched, nulls=True)  # of messages that WHERE may leave out: results are checked
         few = F.broadcast(touched) if self._count <= BROADCAST_ROWS else touched
-        on = [keyed[f"{HIDDEN}{one}"].eqNullSafe(few[one]) for one in asked.groups]
+        on = [keyed[quote(GROUP + one)].eqNullSafe(few[quote(one)]) for one in asked.groups]
         some = keyed.join(few, on, "left_semi").select(*map(quote, everything.columns))
         rows = conform(self._query(sql, {name: some}), columns, [])
         if old:
             table = load_table(self._scope, asked.store, old, _spark_schema(columns)).drop(DEAD)
-            same = [table[one].eqNullSafe(few[one]) for one in asked.groups]
+            same = [table[quote(one)].eqNullSafe(few[quote(one)]) for one in asked.groups]
             kept = table.join(few, same, "left_anti")
             rows = rows.withColumn(NEW, F.lit(True)).unionByName(kept.withColumn(NEW, F.lit(False)))
         else:
@@ -216,7 +217,7 @@ class _Run:
         """Return rows with NEW: whether the change has their key."""
         keys = change.select(*(F.col(quote(one)).alias(f"{HIDDEN}key{at}") for at, one in enumerate(self._identity)))
         keys = keys.withColumn(NEW, F.lit(True))
-        on = [rows[one].eqNullSafe(keys[f"{HIDDEN}key{at}"]) for at, one in enumerate(self._identity)]
+        on = [rows[quote(one)].eqNullSafe(keys[f"{HIDDEN}key{at}"]) for at, one in enumerate(self._identity)]
         joined = rows.join(keys, on, "left").drop(*(one for one in keys.columns if one != NEW))
         return joined.withColumn(NEW, F.coalesce(F.col(NEW), F.lit(False)))
 
@@ -347,7 +348,3 @@ def _describe_null(key: Sequence[str], values: Mapping[str, object]) -> str:
     said = ", ".join(f"{name} = {value}" for name, value in values.items() if value is not None)
     found = f" (for example where {said})" if said else ""
     return f"{null}, of its key, is null in a row{found}: leave such rows out by WHERE"
-
-
-def _list(groups: Mapping[str, str], prefix: str = "") -> str:
-    return ", ".join(f"{text} AS {quote(prefix + name)}" for name, text in groups.items())

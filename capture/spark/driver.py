@@ -45,7 +45,7 @@ def main() -> None:
     time.tzset()
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")  # about a pandas that is not used
     logging.getLogger("SQLQueryContextLogger").disabled = True  # repeats in JSON what the answer says
-    requests, answers = sys.stdin.buffer, Answers(_take_stdout())
+    requests, answers = _take_stdin(), Answers(_take_stdout())
     start = msgspec.json.decode(requests.readline(), type=Start)
     try:
         with session.start(start.options) as spark:
@@ -192,6 +192,15 @@ def _be_killed_first() -> None:
     with suppress(OSError, ValueError):
         if int(OOM_SCORE_FILE.read_text()) < OOM_SCORE:
             OOM_SCORE_FILE.write_text(str(OOM_SCORE))
+
+
+def _take_stdin() -> IO[bytes]:
+    """Return standard input for requests only; for the user's code, and the programs that it starts, it is empty."""
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return requests
 
 
 def _take_stdout() -> IO[bytes]:

@@ -28,7 +28,7 @@ def part(stored, given=None):
 class Table:
     """A pipeline's table: the files that its runs leave."""
 
-    def __init__(self, driver, store, sql="", *, schema="", inputs=None, name="p", **settings):
+    def __init__(self, driver, store, sql="", *, schema="", name="p", **settings):
         self.driver, self.store, self.schema, self.name = driver, store, schema, name
         found = analyse(sql) if sql else None
         self.settings = {"sql": sql, "buckets": 3, **settings}

@@ -73,6 +73,13 @@ def unknown(spark, inputs, run):
     return run.all("T")
 
 
+def reads(spark, inputs, run):
+    import subprocess
+
+    said = sys.stdin.read() + os.read(0, 1000).decode() + subprocess.check_output(["cat"]).decode()
+    return spark.createDataFrame([(said,)], "said STRING")
+
+
 def stops(spark, inputs, run):
     spark.stop()
 
@@ -166,6 +173,14 @@ async def test_rows_of_a_later_run_replace_others_unless_they_have_an_order_of_t
         await table.run([early], [early])
         await table.run([late], [early, late])
         assert [row.get("doubled", row.get("v")) for row in table.read()] == [kept]
+
+
+async def test_a_function_that_reads_standard_input_finds_it_empty_and_takes_no_request(driver, store):
+    table = table_of(driver, store, "reads")
+    done = [table.run([messages(store, "1", bodies(1, a=1))]), driver.ping()]
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*done)
+    assert table.read() == [{"said": ""}]
 
 
 async def test_a_function_has_no_credential_in_its_environment(driver, store):

@@ -156,7 +156,7 @@ async def test_a_message_that_deletes_its_key_leaves_a_tombstone_that_late_messa
     assert state(table) == dict.fromkeys(keys, "1")
     assert list(table.types())[:3] == ["name", "stream", "sequence"]
     gone = [(20, "a", b"x", delete), (21, "b", b"x", purge), (22, "c", b"x", marker), (23, "d", b"", [])]
-    await table.run([bucket(store, "2", *gone)])
+    await table.run([bucket(store, "2", *gone[:3], stream="KV_S"), bucket(store, "empty", gone[3])])
     assert state(table) == {"e": "1"}
     assert {one["name"]: one["__sequence"] for one in table.read(hidden=True, tombstones=True)} == {
         "a": 20, "b": 21, "c": 22, "d": 23
@@ -178,10 +178,18 @@ async def test_an_empty_value_of_a_bucket_is_a_value(driver, store):
 
 
 @pytest.mark.long
+async def test_headers_of_a_bucket_mean_nothing_in_another_stream(driver, store):
+    table = Table(driver, store, **LATEST)
+    delete, marker = [("KV-Operation", ["DEL"])], [("Nats-Marker-Reason", ["MaxAge"])]
+    await table.run([bucket(store, "1", (1, "a", b"1", delete), (2, "b", b"2", marker), (3, "c", b"", []))])
+    assert state(table) == {"a": "1", "b": "2"}
+
+
+@pytest.mark.long
 async def test_the_key_may_be_a_field_of_the_payload_and_a_deletion_without_one_is_left_out(driver, store):
     table = Table(driver, store, schema="name STRING, v INT", **{**LATEST, "latest": "name"})
     await table.run([messages(store, "1", {1: {"name": "a", "v": 1}, 2: b"", 3: {"name": "a", "v": 2}})])
     assert [(one["name"], one["v"], one["sequence"]) for one in table.read()] == [("a", 2, 3)]
     assert next(iter(table.types())) == "name"
-    with pytest.raises(PipelineError, match=r"name, of its key, is null in a row .*__sequence = 5"):
-        await table.run([messages(store, "2", {5: {"v": 3}})])
+    await table.run([messages(store, "2", {5: {"v": 3}, 6: b"not JSON", 7: {"name": "b", "v": 4}})])
+    assert [(one["name"], one["sequence"]) for one in table.read()] == [("a", 3), ("b", 7)]

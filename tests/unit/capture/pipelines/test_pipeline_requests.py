@@ -160,3 +160,31 @@ def test_a_pipeline_runs_after_those_that_it_reads_whatever_their_age():
     known = {name: PipelineTable(definition="", runs=some) for name, some in runs.items()}
     found = order_by_age([ALL, SUMS, late], known)
     assert [one.name for one in found] == ["sums", "every", "late"]
+
+
+async def test_a_run_of_a_clock_that_was_ahead_delays_no_other(tmp_path):
+    world = World(tmp_path, [msgspec.structs.replace(ALL, schedule="every 1h")])
+    await world.store(range(1, 11))
+    year = 365 * 86400.0
+    world.now += year
+    await world.lead()()
+    world.now -= year
+    await world.store(range(11, 21))
+    run = world.lead()
+    assert await run() == {}
+    assert len((await world.read())["every"]) == 20
+    await world.store(range(21, 31))
+    assert await run() == {}
+    assert len((await world.read())["every"]) == 20, "the schedule is still that of the pipeline"
+
+
+async def test_a_failed_run_of_a_clock_that_was_ahead_is_tried_again(tmp_path):
+    world = World(tmp_path, [ALL])
+    await world.store(range(1, 11))
+    world.now += 86400.0
+    world.fail_with = PipelineError("pipeline every: no")
+    assert await world.lead()()
+    world.fail_with = None
+    world.now -= 86400.0
+    assert await world.lead()() == {}
+    assert len((await world.read())["every"]) == 10

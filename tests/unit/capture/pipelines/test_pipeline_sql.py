@@ -4,9 +4,11 @@ import pytest
 
 from capture.errors import ConfigError
 from capture.pipelines.averages import settle_averages
+from capture.pipelines.group_queries import select_touched, select_with_groups
 from capture.pipelines.sql import Upkeep, analyse, order_aggregates, order_rows
 
 NOT_NULL = "IF(a IS NULL, NULL, __sequence)"
+BY_B = "IF(b IS NULL, NULL, STRUCT(b AS by, __sequence AS at))"
 REVENUE = "SELECT country, date(time) AS day, sum(total) AS revenue FROM ORDERS GROUP BY 1, 2"
 
 
@@ -39,7 +41,7 @@ def test_sums_by_group_are_merged():
             "__2",
         ),
         ("first(a)", ["MIN(__sequence)", "MIN_BY(a, __sequence)"], "__2"),
-        ("max_by(a, b)", ["MAX(b)", "MAX_BY(a, b)"], "__2"),
+        ("max_by(a, b)", [f"MAX({BY_B})", f"MAX_BY(a, {BY_B})"], "__2"),
         ("count_if(a > 1)", ["COUNT_IF(a > 1)"], "__1"),
         ("bool_and(a)", ["BOOL_AND(a)"], "__1"),
         ("some(a) OR any(b)", ["BOOL_OR(a)", "BOOL_OR(b)"], "__1 OR __2"),
@@ -84,6 +86,19 @@ def test_an_aggregate_is_kept_by_states_that_can_be_merged(aggregate, states, fi
         ("SELECT a FROM (SELECT a FROM S)", Upkeep.WHOLE, "it has a subquery"),
         ("SELECT a FROM S WHERE a IN (SELECT max(a) FROM S)", Upkeep.WHOLE, "it has a subquery"),
         ("SELECT a, sum(b) OVER (PARTITION BY a) AS s FROM S", Upkeep.WHOLE, "it has a window function"),
+        ("SELECT 3 AS k, a, sum(b) AS s FROM S GROUP BY 1, 2", Upkeep.WHOLE, "it groups by 3, which is not computed"),
+        ("SELECT 'x' AS k, sum(b) AS s FROM S GROUP BY k", Upkeep.WHOLE, "it groups by 'x', which is not computed"),
+        ("SELECT max(a) AS k, sum(b) AS s FROM S GROUP BY k", Upkeep.WHOLE, "it groups by MAX(a), which is not"),
+        ("SELECT lower(a) AS k, a, sum(b) AS s FROM S GROUP BY k, a", Upkeep.WHOLE, "k may name a column of the input"),
+        ("SELECT lower(a) AS k, sum(b) AS s FROM S GROUP BY k", Upkeep.MERGE, ""),
+        ("SELECT session_window(t, '5 m').start AS w, sum(b) AS s FROM S GROUP BY 1", Upkeep.WHOLE, "several windows"),
+        ("SELECT window(t, '2 h', '1 h').end AS w, sum(b) AS s FROM S GROUP BY 1", Upkeep.WHOLE, "several windows"),
+        ("SELECT window(t, '2 h').start AS w, sum(b) AS s FROM S GROUP BY 1", Upkeep.MERGE, ""),
+        ("SELECT 1 AS one FROM S HAVING true", Upkeep.WHOLE, "it has no GROUP BY"),
+        ("SELECT to_char(t, 'yyyy') AS y, sum(b) AS s FROM S GROUP BY 1", Upkeep.WHOLE, "computed apart: to_char"),
+        ("SELECT floor(log10(a)) AS l, sum(b) AS s FROM S GROUP BY 1", Upkeep.WHOLE, "computed apart: log10"),
+        ("SELECT a, max_by(b, c, 2) AS m FROM S GROUP BY a", Upkeep.WHOLE, "Argument 'count' is not supported"),
+        ("SELECT a, listagg(b) AS l FROM S GROUP BY a", Upkeep.WHOLE, "computed apart: listagg"),
     ],
 )
 def test_a_query_that_is_not_a_sum_is_kept_in_the_cheapest_way_that_is_right(query, upkeep, why):
@@ -103,6 +118,9 @@ def test_a_query_that_is_not_a_sum_is_kept_in_the_cheapest_way_that_is_right(que
         ("DROP TABLE S", "must be one query"),
         ("INSERT INTO S SELECT 1", "must be one query"),
         ("SELECT 1 AS a", "reads no table"),
+        ("SELECT a, java_method('java.lang.System', 'exit', 0) AS b FROM S", "must not run other programs: "),
+        ("SELECT Reflect('java.lang.System', 'getenv', 'PATH') AS b FROM S", "must not run other programs: "),
+        ("SELECT TRANSFORM(a) USING 'cat' AS (b) FROM S", "must not run other programs: "),
         ("SELECT * FROM parquet.`/etc/passwd`", "is not a table that a pipeline can read"),
         ("SELECT a, sum(b) FROM S GROUP BY a", "SUM(b) has no name"),
         ("SELECT a AS __x FROM S", "can't name a column"),
@@ -126,6 +144,8 @@ def test_what_is_not_a_query_of_tables_is_refused_with_a_sentence(query, said):
         ),
         ("SELECT ALL a FROM S", "SELECT ALL __sequence, a FROM S"),
         ("SELECT *, a AS b FROM S", "SELECT *, a AS b FROM S"),
+        ("SELECT s.* FROM S", "SELECT s.* FROM S"),
+        ("SELECT address.* FROM S", "SELECT __sequence, address.* FROM S"),
         ("SELECT listagg(b) AS a FROM S", "SELECT __sequence, listagg(b) AS a FROM S"),
     ],
 )
@@ -140,6 +160,7 @@ def test_first_and_last_are_those_of_the_messages_and_not_of_spark():
         "select  a, last(b) OVER (PARTITION BY a ORDER BY c) AS l FROM S",
         "select  s.a, last(s.b) AS l FROM S s JOIN T USING (a) GROUP BY s.a",
         "select  listagg(a) AS l FROM S",
+        "select  last(a) AS l, to_char(max(t), 'y') AS y FROM S",
     ):
         assert order_aggregates(untouched) == untouched
 
@@ -154,3 +175,20 @@ def test_an_average_has_the_sum_and_the_quotient_of_its_type():
     assert "try_divide(__1, __2) AS `x`" in settled.final
     assert "AS DECIMAL(14,6)) AS `y`" in settled.final
     assert "__A" not in settled.final_with_states
+
+
+def test_groups_of_new_messages_are_found_by_the_query_s_own_table_and_condition():
+    query = "SELECT o.`a b` AS k, count(DISTINCT n) AS c FROM S AS o WHERE o.`a b` IS NOT NULL GROUP BY 1"
+    groups = analyse(query).groups
+    assert groups == {"k": "o.`a b`"}
+    source = "FROM S AS o WHERE NOT o.`a b` IS NULL"
+    assert select_touched(query, groups) == f"SELECT DISTINCT o.`a b` AS `k` {source}"
+    assert select_with_groups(query, groups) == f"SELECT *, o.`a b` AS `__group_k` {source}"
+
+
+def test_of_equal_values_max_by_takes_the_last_message_and_min_by_the_first():
+    query = "SELECT a, max_by(b, c) FILTER (WHERE d) AS x, count(DISTINCT d) AS n FROM S GROUP BY a"
+    order = "IF(c IS NULL, NULL, STRUCT(c AS by, __sequence AS at))"
+    assert order_aggregates(query) == (
+        f"SELECT a, MAX_BY(b, {order}) FILTER(WHERE d) AS x, COUNT(DISTINCT d) AS n FROM S GROUP BY a"
+    )
