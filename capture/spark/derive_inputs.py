@@ -39,8 +39,8 @@ CASE WHEN startswith(stream, 'KV_')
 THEN get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE') OR map_contains_key(headers, 'Nats-Marker-Reason')
 ELSE length(payload) = 0 END
 """
-"""Whether a message deletes its key: in a bucket, a delete, a purge, or a marker of the server: it may have empty values.
-In another stream any publisher may set these headers, and they mean nothing: an empty message deletes its key."""
+"""Whether a message deletes its key. In a bucket, which may have empty values: a delete, a purge, a marker of the server.
+In another stream any publisher may set these headers, and they mean nothing: an empty message does."""
 
 
 class Source:
