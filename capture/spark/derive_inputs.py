@@ -39,7 +39,7 @@ CASE WHEN startswith(stream, 'KV_')
 THEN get(headers['KV-Operation'], 0) IN ('DEL', 'PURGE') OR map_contains_key(headers, 'Nats-Marker-Reason')
 ELSE length(payload) = 0 END
 """
-"""Whether a message deletes its key. In a bucket, which may have empty values: a delete, a purge, a marker of the server.
+"""Whether a message deletes its key. In a bucket, which may have empty values: a delete, a purge, or a marker.
 In another stream any publisher may set these headers, and they mean nothing: an empty message does."""
 
 
