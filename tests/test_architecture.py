@@ -76,7 +76,7 @@ HEAVY = {
         "capture/restoring/archive.py",
         "capture/restoring/pick.py",
     },
-    "sqlglot": {"capture/pipelines/sql.py"},
+    "sqlglot": {"capture/pipelines/sql.py", "capture/pipelines/parsing.py", "capture/pipelines/group_queries.py"},
     "duckdb": {"capture/reading/duck.py"},
     "google_crc32c": {"capture/restoring/s2.py"},
     "pyiceberg": {"capture/iceberg/", "capture/cli/demo/tables.py"},  # the demo reads tables as its users do
