@@ -92,7 +92,7 @@ def read_objects(
 def map_in_arrow(rows: DataFrame, function: Callable[[Batches], Batches], schema: DataType) -> DataFrame:
     """As `DataFrame.mapInArrow`, without importing pandas, which that method does and neither side uses."""
     column = vectorized_udf(function, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)(
-        *(rows[name] for name in rows.columns)
+        *(rows["`" + name.replace("`", "``") + "`"] for name in rows.columns)  # a name may have a dot
     )
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
 

@@ -52,7 +52,7 @@ def increments(store):
             "SELECT to_char(t, 'yyyy-MM') AS month, count(*) AS n FROM S GROUP BY 1", "whole", marks=pytest.mark.long
         ),
         pytest.param(
-            "SELECT `k` AS `a``b c`, count(DISTINCT v) AS n FROM S GROUP BY 1", "groups", marks=pytest.mark.long
+            "SELECT `k` AS `a``b c.d`, count(DISTINCT v) AS `n.m` FROM S GROUP BY 1", "groups", marks=pytest.mark.long
         ),
     ],
 )
