@@ -24,7 +24,7 @@ class Commands(LateGroup):
         ),
         "status": Place(
             "capture.cli.status:status",
-            "Show archive status: leaders, stored and missing messages.",
+            "Show archive status: leaders, stored and missing messages, pipelines.",
         ),
         "serve": Place(
             "capture.cli.serve:serve",
@@ -88,7 +88,9 @@ class Commands(LateGroup):
         "catalog": Place(
             "capture.cli.catalog:app", "Serve the table as an Iceberg REST catalog, or register it in yours."
         ),
-        "pipeline": Place("capture.cli.pipeline:app", "Show the pipelines: tables that are derived from streams."),
+        "pipeline": Place(
+            "capture.cli.pipeline:app", "Show and run the pipelines: tables that are derived from streams."
+        ),
         "keys": Place("capture.cli.keys:app", "Create and show keys for encryption and signatures."),
     }
 
