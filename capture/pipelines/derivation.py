@@ -19,6 +19,8 @@ Cell = str | int | float | bool | None
 """A value of a partition column, as JSON has it: dates and times are ISO 8601 texts, decimals texts."""
 
 
+SMALL_BYTES = 4 << 20
+"""A run is small if its inputs' objects have at most this many bytes, and the files that it changes, too."""
 INFER = "infer"
 """In place of the type of payloads: that of the first messages."""
 
@@ -99,6 +101,8 @@ class Derivation(msgspec.Struct, frozen=True, kw_only=True):
 
     `columns` are those that the table has (`schema_evolution.write_columns`); "" before the first run. `files` are the
     table's files that may be replaced, or are read; `number` is the run's, `run` is counted from 1 for each pipeline.
+    If neither the objects of its inputs nor the files that it changes have more than `small_bytes` bytes, no executor
+    writes files: the driver's process does.
     """
 
     pipeline: str
@@ -119,6 +123,7 @@ class Derivation(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 1
     expect: list[str] = []
     on_violation: str = "fail"
+    small_bytes: int = SMALL_BYTES
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):

@@ -144,15 +144,20 @@ def count_new(given: Input) -> int:
     return sum(len(Sequences.from_text(one.given)) if one.given else one.stored.count for one in given.new)
 
 
-def load_table(scope: SparkSession, store_url: str, files: Sequence[OutputFile], schema: StructType) -> DataFrame:
-    """Return the rows of these files of the pipeline's table, with DEAD: whether they are in a file of tombstones."""
+def load_table(
+    scope: SparkSession, store_url: str, files: Sequence[OutputFile], schema: StructType, *, here: bool = False
+) -> DataFrame:
+    """Return the rows of these files of the pipeline's table, with DEAD: whether they are in a file of tombstones.
+
+    This process reads files that are read `here`.
+    """
     store = open_store(store_url)
     fields = [one for one in schema.fields if one.name != DEAD]
     full = StructType([*fields, StructField(DEAD, BooleanType())])
-    if not isinstance(store, FileStore):
+    if here or not isinstance(store, FileStore):
         named = [TableFile(path=one.path, bytes=one.bytes, sha256=one.sha256, dead=one.tombstones) for one in files]
         arrow = pa.schema([pa.field(one.name, to_arrow(one)) for one in full.fields])
-        return _read(scope, store_url, named, sum(one.bytes for one in files), arrow)
+        return _read(scope, store_url, named, sum(one.bytes for one in files), arrow, here=here)
     frames = []
     for dead in (False, True):
         if paths := [location(store, one.path) for one in files if one.tombstones is dead]:
@@ -177,10 +182,15 @@ def size_of(parts: Iterable[Part]) -> int:
     return sum(one.stored.bytes for one in parts)
 
 
-def _read(scope: SparkSession, store: str, files: Sequence[TableFile], size: int, schema: pa.Schema) -> DataFrame:
+def _read(
+    scope: SparkSession, store: str, files: Sequence[TableFile], size: int, schema: pa.Schema, *, here: bool = False
+) -> DataFrame:
     kinds = from_arrow_schema(schema)
     if not files:
         return scope.createDataFrame([], kinds)
+    if here:
+        named = pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(one).decode() for one in files]})
+        return scope.createDataFrame(pa.Table.from_batches(read_files(store, schema, iter([named])), schema), kinds)
     return map_in_arrow(_spread(scope, "file", files, size), partial(read_files, store, schema), kinds)
 
 

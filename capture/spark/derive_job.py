@@ -1,4 +1,8 @@
-"""Computes a pipeline's run on Spark: reads new rows, writes the files that change, and returns facts about them."""
+"""Computes a pipeline's run on Spark: reads new rows, writes the files that change, and returns facts about them.
+
+A small run, whose rows and files are few, costs little: Spark computes each query in one task, and this process reads
+and writes the table's files, by the functions that executors carry out in other runs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from functools import partial
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,6 +40,8 @@ PARTITION_BYTES = 32 << 20
 MOST_PARTITIONS = 2000
 BROADCAST_ROWS = 100_000
 """Up to this many keys are sent to all tasks, instead of sorting the table by its keys."""
+SMALL_ROWS = 100_000
+"""A run with more new rows is not small, and one whose query has more rows is not small any more."""
 MOST_PLAN = 20_000
 """Characters of a plan that are kept."""
 
@@ -61,7 +68,8 @@ class _Run:
         self._sources = {name: Source(scope, one, latest=bool(asked.latest)) for name, one in asked.inputs.items()}
         self._identity = asked.key or list(asked.groups)
         self._persisted: list[DataFrame] = []
-        self._size_shuffles()
+        self._held: pa.Table | None = None
+        self._size_jobs()
 
     def forget(self) -> None:
         """Free what was kept for the run."""
@@ -90,14 +98,22 @@ class _Run:
         inferred = {name: one.inferred for name, one in self._sources.items() if one.inferred}
         return msgspec.structs.replace(done, rows_in=rows_in, payload_schemas=inferred)
 
-    def _size_shuffles(self) -> None:
+    def _size_jobs(self) -> None:
         asked, conf = self._asked, self._scope.conf
-        size = sum(size_of((*one.new, *one.all)) for one in asked.inputs.values())
-        size += sum(one.bytes for one in asked.files)
+        inputs = sum(size_of((*one.new, *one.all)) for one in asked.inputs.values())
+        size = inputs + sum(one.bytes for one in asked.files)
         cores = self._scope.sparkContext.defaultParallelism
         self._partitions = min(MOST_PARTITIONS, max(cores, -(-size // PARTITION_BYTES)))
-        conf.set("spark.sql.shuffle.partitions", str(self._partitions))
         conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "10000")  # no job that only lists files
+        rows = sum(map(count_new, asked.inputs.values()))
+        self._set_small(inputs <= asked.small_bytes and rows <= SMALL_ROWS)
+
+    def _set_small(self, is_small: bool) -> None:
+        """Say whether the rest of the run is small: Spark then shuffles nothing, and compiles no code for its plans."""
+        self._is_small = is_small
+        self._scope.conf.set("spark.sql.shuffle.partitions", "1" if is_small else str(self._partitions))
+        for name in ("spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage"):
+            self._scope.conf.set(name, str(not is_small).lower())
 
     # --- the four upkeeps
 
@@ -131,7 +147,7 @@ class _Run:
         rows = change.withColumn(NEW, F.lit(True))
         if old:
             schema = _spark_schema([*columns, pa.field(SEQUENCE, pa.int64())])
-            table = load_table(self._scope, self._asked.store, old, schema)
+            table = load_table(self._scope, self._asked.store, old, schema, here=self._is_small)
             rows = rows.unionByName(self._with_unit(table).withColumn(NEW, F.lit(False)))
         return self._write(rows, gone=[one.path for one in old], columns=columns, hidden=[SEQUENCE], unique="last")
 
@@ -146,9 +162,9 @@ class _Run:
         kinds = StructType([one for one in change.schema.fields if one.name != UNIT])
         states = change.select(*map(quote, kinds.names))
         if old:
-            table = load_table(scope, asked.store, old, kinds)
+            table = load_table(scope, asked.store, old, kinds, here=self._is_small)
             states = states.unionByName(table.select(*map(quote, kinds.names)))
-        states.createOrReplaceTempView("__states")
+        self._gather(states).createOrReplaceTempView("__states")
         merged = scope.sql(merging.merged)
         cast = merged.select(*(F.col(quote(one.name)).cast(one.dataType).alias(one.name) for one in kinds.fields))
         cast.createOrReplaceTempView("__merged")
@@ -203,8 +219,26 @@ class _Run:
         return table_columns(result, self._asked.columns, self._asked.key, self._asked.partition)
 
     def _keep(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a change so that they are computed once."""
+        self._held = self._collect(rows)
+        if self._held is not None:
+            return self._scope.createDataFrame(self._held, rows.schema)
         self._persisted.append(rows.persist())
         return rows
+
+    def _gather(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a small run in one partition: then no shuffle follows."""
+        return rows.coalesce(1) if self._is_small else rows
+
+    def _collect(self, rows: DataFrame) -> pa.Table | None:
+        """Return the rows of a small run; None if they are many, or the run is not small."""
+        if not self._is_small:
+            return None
+        found = rows.limit(SMALL_ROWS + 1).toArrow()
+        if found.num_rows <= SMALL_ROWS:
+            return found
+        self._set_small(False)
+        return None
 
     def _with_unit(self, rows: DataFrame) -> DataFrame:
         bucket: Column = F.lit(0)
@@ -222,7 +256,25 @@ class _Run:
         return joined.withColumn(NEW, F.coalesce(F.col(NEW), F.lit(False)))
 
     def _find_touched(self, change: DataFrame, *, nulls: bool = False) -> list[OutputFile]:
-        """Return the files of the units that the change is in. PipelineError if a key is null, without `nulls`."""
+        """Return the files of the units that a change is in, which was kept.
+
+        PipelineError if a key is null, without `nulls`.
+        """
+        asked = self._asked
+        if self._held is None:
+            null, units, self._count = self._summarise(change)
+        else:
+            null, units, self._count = _summarise(self._held, asked.partition, asked.key)
+        if null is not None and not nulls:
+            raise PipelineError(_describe_null(asked.key, null))
+        named = {one.to_text() for one in units}
+        touched = [one for one in asked.files if one.unit.to_text() in named]
+        if sum(one.bytes for one in touched) > asked.small_bytes:
+            self._set_small(False)
+        return touched
+
+    def _summarise(self, change: DataFrame) -> tuple[Mapping[str, object] | None, list[Unit], int]:
+        """Return a row with a null in its key, if there is one, the units that a change is in, and its rows."""
         asked = self._asked
         by = [*asked.partition, UNIT]
         key = [F.col(quote(one)) for one in asked.key]
@@ -233,16 +285,12 @@ class _Run:
         null = F.first(F.when(is_null, F.to_json(sample, {"ignoreNullFields": "false"})), ignorenulls=True)
         found = change.groupBy(*map(quote, by)).agg(F.count("*").alias("__n"), null.alias("__null"))
         rows = found.collect()
-        for row in rows:
-            if row["__null"] is not None and not nulls:
-                raise PipelineError(_describe_null(asked.key, msgspec.json.decode(row["__null"], type=dict)))
-        self._count = sum(row["__n"] for row in rows)
         kinds = {one.name: one.dataType for one in change.schema.fields}
-        units = {
-            Unit(partition=[_cell(row[one], kinds[one]) for one in asked.partition], bucket=row[UNIT]).to_text()
-            for row in rows
-        }
-        return [one for one in asked.files if one.unit.to_text() in units]
+        examples = (msgspec.json.decode(one["__null"], type=dict) for one in rows if one["__null"] is not None)
+        units = [
+            Unit(partition=[_cell(row[one], kinds[one]) for one in asked.partition], bucket=row[UNIT]) for row in rows
+        ]
+        return next(examples, None), units, sum(row["__n"] for row in rows)
 
     # --- output
 
@@ -279,22 +327,28 @@ class _Run:
             on_violation=asked.on_violation,
             keeps_state=states and bool(asked.expect),
         )
-        wrote = map_in_arrow(self._arrange(rows, unique), partial(write_units, writing), FACTS)
+        rows = self._arrange(rows, unique)
         try:
-            facts = [msgspec.json.decode(one["facts"], type=Fact) for one in wrote.collect()]
+            if (few := self._collect(rows)) is not None:
+                said = pa.Table.from_batches(write_units(writing, iter(few.to_batches())))
+            else:
+                rows = map_in_arrow(self._arrange(rows, unique), partial(write_units, writing), FACTS)
+                said = rows.toArrow()
+            facts = [msgspec.json.decode(one, type=Fact) for one in said["facts"].to_pylist()]
         finally:
-            self.plan = self._explain(wrote)
+            self.plan = self._explain(rows)
         return self._conclude(facts, gone, columns, writing)
 
     def _arrange(self, rows: DataFrame, unique: Unique) -> DataFrame:
         """Return the rows so that those of a unit follow each other, sorted by key."""
         by = [*self._asked.partition, UNIT]
         if not self._identity and not self._asked.partition:
-            return rows.coalesce(self._partitions)
+            return rows.coalesce(1 if self._is_small else self._partitions)
         order = [F.col(quote(one)) for one in (*by, *self._identity)]
         if unique == "last":
             order += [F.col(SEQUENCE).desc(), F.col(NEW).desc()]
-        return rows.repartition(*map(quote, by)).sortWithinPartitions(*order)
+        together = rows.coalesce(1) if self._is_small else rows.repartition(*map(quote, by))
+        return together.sortWithinPartitions(*order)
 
     def _explain(self, rows: DataFrame) -> str:
         try:
@@ -334,6 +388,23 @@ class _Run:
 
 def _spark_schema(fields: Sequence[pa.Field] | pa.Schema) -> StructType:
     return StructType([StructField(one.name, from_arrow_type(one.type)) for one in fields])
+
+
+def _summarise(
+    change: pa.Table, partition: Sequence[str], key: Sequence[str]
+) -> tuple[Mapping[str, object] | None, list[Unit], int]:
+    """Return the same as `_Run._summarise`."""
+    by = [*partition, UNIT]
+    units = [
+        Unit(partition=[cell(row[one]) for one in partition], bucket=row[UNIT])
+        for row in change.group_by(by).aggregate([]).to_pylist()
+    ]
+    example = None
+    for name in key:
+        if change[name].null_count and example is None:
+            shown = [one for one in (*key, SEQUENCE) if one in change.column_names]
+            [example] = change.filter(pc.is_null(change[name])).slice(0, 1).select(shown).to_pylist()
+    return example, units, len(change)
 
 
 def _cell(value: object, kind: object) -> Cell:

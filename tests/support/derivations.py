@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from spark_blocks import parquet_block, row
 
 from capture.archive.sequences import Sequences
-from capture.pipelines.derivation import Derivation, Input, Part
+from capture.pipelines.derivation import SMALL_BYTES, Derivation, Input, Part
 from capture.pipelines.sql import analyse
 from capture.pipelines.upkeep import Upkeep
 
@@ -27,6 +27,8 @@ def part(stored, given=None):
 
 class Table:
     """A pipeline's table: the files that its runs leave."""
+
+    small_bytes = SMALL_BYTES  # of runs that need no executors
 
     def __init__(self, driver, store, sql="", *, schema="", name="p", **settings):
         self.driver, self.store, self.schema, self.name = driver, store, schema, name
@@ -55,6 +57,7 @@ class Table:
                 "files": self.files,
                 "columns": self.columns,
                 "number": self.number,
+                "small_bytes": self.small_bytes,
                 **self.settings,
                 **settings,
             }

@@ -1,5 +1,6 @@
 import pytest
 import pytest_asyncio
+from derivations import Table
 from jetstream_ranges import source_of, twenty_messages
 from spark_blocks import QUICK
 
@@ -12,6 +13,13 @@ async def driver(tmp_path_factory):
     properties = {**QUICK, "spark.capture.secret": "do-not-show-me"}
     async with SparkDriver(SparkOptions(properties=properties), log=log) as driver:
         yield driver
+
+
+@pytest.fixture(params=["small", pytest.param("ordinary", marks=pytest.mark.long)])
+def size_of_run(request, monkeypatch):
+    """Runs that the driver's process writes, and runs that executors write."""
+    if request.param == "ordinary":
+        monkeypatch.setattr(Table, "small_bytes", 0)
 
 
 @pytest.fixture

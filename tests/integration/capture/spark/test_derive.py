@@ -1,6 +1,7 @@
 """Each way of keeping a pipeline's table gives what a computation over all messages gives."""
 
 import random
+from collections import Counter
 
 import pytest
 from derivations import Table, check_increments, messages
@@ -8,8 +9,9 @@ from spark_blocks import STARTED
 
 from capture.pipelines.averages import settle_averages
 from capture.pipelines.sql import analyse
+from capture.spark.derive_job import SMALL_ROWS
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="module")]
 
 SCHEMA = "country STRING, total DECIMAL(18,2), status STRING, day INT, n BIGINT"
 
@@ -78,6 +80,32 @@ async def test_rows_of_new_messages_are_added(driver, store):
     table = await check_increments(driver, store, query, increments(store), schema=SCHEMA)
     assert table.upkeep == "rows"
     assert {"subject", "time", "sequence", "headers", "doubled"} <= set(table.read()[0])
+
+
+async def test_a_small_run_that_makes_many_rows_is_an_ordinary_one(driver, store):
+    """One message makes more rows than the driver's process holds: executors write them."""
+    query = f"SELECT n.country, explode(sequence(1, {SMALL_ROWS * 2})) AS number FROM S AS n"
+    table = Table(driver, store, query, schema=SCHEMA)
+    for number in (1, 2):
+        done = await table.run([messages(store, f"m{number}", {number: {"country": "DE"}})])
+        assert done.rows_out == SMALL_ROWS * 2
+    assert Counter(one["number"] for one in table.read()) == dict.fromkeys(range(1, SMALL_ROWS * 2 + 1), 2)
+
+
+@pytest.mark.long
+async def test_a_small_change_of_a_large_table_is_written_by_executors(driver, store):
+    """What the driver's process reads is bounded by the files that change, too."""
+    query = "SELECT country, max(n) AS n, count(*) AS c FROM S GROUP BY country"
+    table = Table(driver, store, query, schema=SCHEMA, key=["country"], buckets=2)
+    many = {number: {"country": f"c{number}", "n": 1} for number in range(1, 20_001)}
+    await table.run([messages(store, "many", many)])
+    few = {number: {"country": f"c{number % 7}", "n": number} for number in range(30_000, 30_020)}
+    wanted = {f"c{number}": (1, 1) for number in range(1, 20_001)}
+    table.small_bytes = sum(one.bytes for one in table.files) - 1
+    await table.run([messages(store, "few", few)])
+    for number, one in few.items():
+        wanted[one["country"]] = (number, wanted.get(one["country"], (0, 0))[1] + 1)
+    assert {one["country"]: (one["n"], one["c"]) for one in table.read()} == wanted
 
 
 @pytest.mark.long

@@ -100,7 +100,7 @@ class Lake:
         asked = Derivation(
             pipeline="p", store=self.url, folder=f"table/p/{self.number}/", number=self.number, files=self.files,
             inputs={"S": Input(store=self.blocks, new=new, all=every, payload_schema=SCHEMA)}, columns=self.columns,
-            **self.settings,
+            small_bytes=0, **self.settings,
         )  # fmt: skip
         done = await self.driver.derive(asked)
         self.files = [one for one in self.files if one.path not in done.gone] + done.came

@@ -9,7 +9,8 @@ from capture.maintenance.merge.schema_evolution import write_columns
 from capture.pipelines.derivation import Input
 from capture.pipelines.upkeep import Upkeep
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+LONG_FOR_EACH_SIZE = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("size_of_run")]
+pytestmark = [*LONG_FOR_EACH_SIZE, pytest.mark.asyncio(loop_scope="module")]
 
 BODY = {"k": "a", "v": 1, "s": {"x": 1}}
 SCHEMA = "k STRING, v INT, s STRUCT<x: INT>"

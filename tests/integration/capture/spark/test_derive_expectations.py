@@ -7,7 +7,8 @@ from capture.errors import PipelineError
 from capture.maintenance.merge.schema_evolution import read_columns
 from capture.pipelines.upkeep import Upkeep
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+LONG_FOR_EACH_SIZE = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("size_of_run")]
+pytestmark = [*LONG_FOR_EACH_SIZE, pytest.mark.asyncio(loop_scope="module")]
 
 SCHEMA = "k STRING, v INT"
 POSITIVE, SHORT = "v >= 0", "length(k) < 3"

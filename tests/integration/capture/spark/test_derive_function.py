@@ -222,7 +222,7 @@ async def test_a_function_that_stops_the_session_ends_the_child_and_the_next_run
 
 
 async def test_the_kernel_kills_sparks_processes_before_the_node(driver, store):
-    await table_of(driver, store, "with_order").run([messages(store, "1", bodies(1, a=1))])
+    await table_of(driver, store, "with_order").run([messages(store, "1", bodies(1, a=1))], small_bytes=0)
     scores = [int(Path(f"/proc/{one}/oom_score_adj").read_text()) for one in members(driver.session)]
     assert len(scores) >= 3  # driver, JVM, Python workers
     assert set(scores) == {OOM_SCORE}
