@@ -23,7 +23,7 @@ from capture.maintenance.merge.schema_evolution import read_columns, write_colum
 from capture.pipelines.derivation import INFER, Input, OutputFile, Part
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE
 from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts
-from capture.spark.frames import load, location, map_in_arrow, with_payload
+from capture.spark.frames import field_names, load, location, map_in_arrow, with_payload
 from capture.stores import FileStore, open_store
 
 TIME = "time"
@@ -108,8 +108,7 @@ class Source:
         schema = self.inferred or self.given.payload_schema
         if not schema:
             return messages
-        fields = self._scope.createDataFrame([], StructType()).select(F.from_json(F.lit(""), schema).alias("f"))
-        if wrong := [one for one in fields.select("f.*").columns if one.startswith(HIDDEN)]:
+        if wrong := [one for one in field_names(schema) if one.startswith(HIDDEN)]:
             raise PipelineError(f"its schema has the field {wrong[0]}: names with {HIDDEN} are for a pipeline's own")
         return with_payload(messages, schema)
 
@@ -206,6 +205,8 @@ def _spread(scope: SparkSession, column: str, items: Sequence[msgspec.Struct], s
 def _under(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return the rows with all columns of the schema; null where the objects do not have one."""
     held = set(rows.columns)
+    if rows.schema.simpleString() == schema.simpleString():
+        return rows
 
     def column(one: StructField) -> Column:
         value = F.col(f"`{one.name}`") if one.name in held else F.lit(None)

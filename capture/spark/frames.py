@@ -16,6 +16,7 @@ from pyspark.util import PythonEvalType
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
+from capture.errors import ConfigError
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.merge.inputs import Columns, fetch_blocking, input_rows
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
@@ -63,10 +64,20 @@ def with_payload(messages: DataFrame, payload_schema: str) -> DataFrame:
     A field of the payload hides a column of the same name, since the schema names it explicitly.
     """
     parsed = messages.withColumn("__parsed", F.from_json(F.col("payload").cast("string"), payload_schema))
-    fields = parsed.select("__parsed.*").columns
+    fields = field_names(payload_schema)
     hidden = {name.lower() for name in fields}
     kept = [F.col(f"`{name}`") for name in messages.columns if name.lower() not in hidden]
     return parsed.select(*kept, *(F.col("__parsed").getField(name).alias(name) for name in fields))
+
+
+def field_names(payload_schema: str) -> list[str]:
+    """Return the names of the fields of a payload, given its type in Spark's DDL. ConfigError if it is not a struct."""
+    kind = DataType.fromDDL(payload_schema)
+    if not isinstance(kind, StructType):
+        raise ConfigError(
+            f"the payload's schema is {kind.simpleString()}: give columns: 'country STRING, n INT'"
+        )
+    return kind.names
 
 
 def location(store: FileStore, path: str) -> str:
