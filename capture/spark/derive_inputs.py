@@ -90,7 +90,7 @@ class Source:
         if whole:
             frames.append(_under(load(self._scope, given.store, whole, columns, key_file=given.key_file), schema))
         if some:
-            rows = _spread(self._scope, "part", some, sum(one.stored.bytes for one in some))
+            rows = spread(self._scope, "part", some, sum(one.stored.bytes for one in some))
             read = partial(read_parts, given.store, write_columns(columns.run), given.key_file)
             frames.append(map_in_arrow(rows, read, schema))
         return reduce(DataFrame.union, frames) if frames else self._scope.createDataFrame([], schema)
@@ -190,10 +190,10 @@ def _read(
     if here:
         named = pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(one).decode() for one in files]})
         return scope.createDataFrame(pa.Table.from_batches(read_files(store, schema, iter([named])), schema), kinds)
-    return map_in_arrow(_spread(scope, "file", files, size), partial(read_files, store, schema), kinds)
+    return map_in_arrow(spread(scope, "file", files, size), partial(read_files, store, schema), kinds)
 
 
-def _spread(scope: SparkSession, column: str, items: Sequence[msgspec.Struct], size: int) -> DataFrame:
+def spread(scope: SparkSession, column: str, items: Sequence[msgspec.Struct], size: int) -> DataFrame:
     """Return the items, as JSON, in so many partitions that a task reads about SLICE_BYTES."""
     cores = scope.sparkContext.defaultParallelism
     slices = min(len(items), max(cores, -(-size // SLICE_BYTES)))

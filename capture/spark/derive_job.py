@@ -27,10 +27,11 @@ from capture.pipelines.group_queries import GROUP, select_touched, select_with_g
 from capture.pipelines.sql import order_aggregates, order_rows
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
 from capture.spark.derive_function import call, describe_fault
-from capture.spark.derive_inputs import Source, count_new, find_encrypted, load_table, size_of, to_arrow
+from capture.spark.derive_inputs import Source, count_new, find_encrypted, load_table, size_of, spread, to_arrow
 from capture.spark.derive_output import conform, mark_violations, quote, table_columns
 from capture.spark.derive_store import cell
 from capture.spark.derive_task import DEAD, NEW, REASON, UNIT, Fact, Unique, Writing, write_units
+from capture.spark.derive_upsert import UNIT_BYTES, Touched, Upsert, list_touched
 from capture.spark.failure import sentence
 from capture.spark.frames import map_in_arrow
 
@@ -50,10 +51,10 @@ def derive(spark: SparkSession, asked: Derivation) -> Derived:
     """Carry out a run. PipelineError, whose text names the pipeline, for any fault while Spark itself works."""
     run = _Run(spark.newSession(), asked)
     try:
-        return run.carry_out()
+        return msgspec.structs.replace(run.carry_out(), plan=run.explain())
     except Exception as error:
         said = describe_fault(error) if asked.python and isinstance(error, PySparkException) else sentence(error)
-        raise PipelineError(f"pipeline {asked.pipeline}: {said}", run.plan) from error
+        raise PipelineError(f"pipeline {asked.pipeline}: {said}", run.explain()) from error
     finally:
         run.forget()
 
@@ -62,19 +63,30 @@ class _Run:
     """One run of a pipeline, in a session of its own, which has the names of its inputs."""
 
     def __init__(self, scope: SparkSession, asked: Derivation) -> None:
-        self.plan = ""
         self._scope = scope
         self._asked = asked
         self._sources = {name: Source(scope, one, latest=bool(asked.latest)) for name, one in asked.inputs.items()}
         self._identity = asked.key or list(asked.groups)
         self._persisted: list[DataFrame] = []
         self._held: pa.Table | None = None
+        self._last: DataFrame | None = None
         self._size_jobs()
 
     def forget(self) -> None:
         """Free what was kept for the run."""
         for one in self._persisted:
             one.unpersist()
+
+    def explain(self) -> str:
+        """Return Spark's plan of what it computed last; "" if it computed nothing."""
+        try:
+            jvm = self._scope.sparkContext._jvm
+            assert jvm is not None
+            assert self._last is not None
+            said = jvm.PythonSQLUtils.explainString(self._last._jdf.queryExecution(), "formatted")
+            return str(said)[:MOST_PLAN]
+        except Exception:  # it is only for people
+            return ""
 
     def carry_out(self) -> Derived:
         """Write the run's files; return facts about them."""
@@ -141,15 +153,30 @@ class _Run:
 
     def _upsert(self, change: DataFrame) -> Derived:
         """Write the rows that are now the last with their key, among these and those of the table."""
-        columns = self._columns_of(change.schema)
-        change = self._keep(self._with_unit(conform(change, columns, [SEQUENCE, DEAD])))
-        old = self._find_touched(change)
-        rows = change.withColumn(NEW, F.lit(True))
-        if old:
-            schema = _spark_schema([*columns, pa.field(SEQUENCE, pa.int64())])
-            table = load_table(self._scope, self._asked.store, old, schema, here=self._is_small)
-            rows = rows.unionByName(self._with_unit(table).withColumn(NEW, F.lit(False)))
-        return self._write(rows, gone=[one.path for one in old], columns=columns, hidden=[SEQUENCE], unique="last")
+        asked, columns = self._asked, self._columns_of(change.schema)
+        change = self._with_unit(conform(change, columns, [SEQUENCE, DEAD])).withColumn(NEW, F.lit(True))
+        change = self._keep(mark_violations(change, asked.expect, checked=~F.col(DEAD)))
+        units, old = self._find_touched(change)
+        writing = self._plan_writing(change, columns, hidden=[SEQUENCE], unique="last")
+        touched = list_touched(units, old)
+        if self._held is not None and all(one.bytes <= UNIT_BYTES for one in touched):
+            facts = self._upsert_few(Upsert(writing, self._held), touched)
+        else:
+            rows = change
+            if old:
+                schema = _spark_schema([*columns, pa.field(SEQUENCE, pa.int64())])
+                table = self._with_unit(load_table(self._scope, asked.store, old, schema))
+                rows = change.unionByName(table.withColumn(NEW, F.lit(False)), allowMissingColumns=True)
+            facts = self._write_rows(rows, writing)
+        return self._conclude(facts, [one.path for one in old], columns, writing)
+
+    def _upsert_few(self, upsert: Upsert, touched: Sequence[Touched]) -> list[Fact]:
+        """Put a change that this process holds into the files of its units: in executors, unless those are small."""
+        if self._is_small:
+            packed = pa.RecordBatch.from_pydict({"unit": [msgspec.json.encode(one).decode() for one in touched]})
+            return _read_facts(pa.Table.from_batches(upsert(iter([packed]))))
+        rows = spread(self._scope, "unit", touched, sum(one.bytes for one in touched))
+        return _read_facts(map_in_arrow(rows, upsert, FACTS).toArrow())
 
     def _merge(self) -> Derived:
         asked, scope, merging = self._asked, self._scope, self._asked.merging
@@ -158,7 +185,7 @@ class _Run:
         merging = settle_averages(merging, {one.name: one.dataType.simpleString() for one in plain.schema.fields})
         change = self._keep(self._with_unit(scope.sql(merging.partial)))
         columns = self._columns_of(scope.sql(asked.sql).schema)
-        old = self._find_touched(change)
+        _, old = self._find_touched(change)
         kinds = StructType([one for one in change.schema.fields if one.name != UNIT])
         states = change.select(*map(quote, kinds.names))
         if old:
@@ -188,13 +215,13 @@ class _Run:
         touched = self._keep(self._with_unit(
             touched.select(*(F.col(quote(one)).cast(kinds[one]).alias(one) for one in asked.groups))
         ))  # fmt: skip
-        old = self._find_touched(touched, nulls=True)  # of messages that WHERE may leave out: results are checked
+        _, old = self._find_touched(touched, nulls=True)  # of messages that WHERE may leave out: results are checked
         few = F.broadcast(touched) if self._count <= BROADCAST_ROWS else touched
         on = [keyed[quote(GROUP + one)].eqNullSafe(few[quote(one)]) for one in asked.groups]
         some = keyed.join(few, on, "left_semi").select(*map(quote, everything.columns))
         rows = conform(self._query(sql, {name: some}), columns, [])
         if old:
-            table = load_table(self._scope, asked.store, old, _spark_schema(columns)).drop(DEAD)
+            table = load_table(self._scope, asked.store, old, _spark_schema(columns), here=self._is_small).drop(DEAD)
             same = [table[quote(one)].eqNullSafe(few[quote(one)]) for one in asked.groups]
             kept = table.join(few, same, "left_anti")
             rows = rows.withColumn(NEW, F.lit(True)).unionByName(kept.withColumn(NEW, F.lit(False)))
@@ -234,7 +261,8 @@ class _Run:
         """Return the rows of a small run; None if they are many, or the run is not small."""
         if not self._is_small:
             return None
-        found = rows.limit(SMALL_ROWS + 1).toArrow()
+        self._last = rows.limit(SMALL_ROWS + 1)
+        found = self._last.toArrow()
         if found.num_rows <= SMALL_ROWS:
             return found
         self._set_small(False)
@@ -255,8 +283,8 @@ class _Run:
         joined = rows.join(keys, on, "left").drop(*(one for one in keys.columns if one != NEW))
         return joined.withColumn(NEW, F.coalesce(F.col(NEW), F.lit(False)))
 
-    def _find_touched(self, change: DataFrame, *, nulls: bool = False) -> list[OutputFile]:
-        """Return the files of the units that a change is in, which was kept.
+    def _find_touched(self, change: DataFrame, *, nulls: bool = False) -> tuple[list[Unit], list[OutputFile]]:
+        """Return the units that a change is in, which was kept, and the table's files of these units.
 
         PipelineError if a key is null, without `nulls`.
         """
@@ -271,7 +299,7 @@ class _Run:
         touched = [one for one in asked.files if one.unit.to_text() in named]
         if sum(one.bytes for one in touched) > asked.small_bytes:
             self._set_small(False)
-        return touched
+        return units, touched
 
     def _summarise(self, change: DataFrame) -> tuple[Mapping[str, object] | None, list[Unit], int]:
         """Return a row with a null in its key, if there is one, the units that a change is in, and its rows."""
@@ -304,21 +332,26 @@ class _Run:
         unique: Unique = "",
         states: bool = False,
     ) -> Derived:
-        asked = self._asked
         if columns is None:
             columns = self._columns_of(rows.schema)
             rows = self._with_unit(conform(rows, columns, []))
-        kinds = {one.name: one for one in rows.schema.fields}
-        files = pa.schema([*columns, *(pa.field(one, to_arrow(kinds[one])) for one in hidden)])
+        writing = self._plan_writing(rows, columns, hidden=hidden, unique=unique, states=states)
+        facts = self._write_rows(mark_violations(rows, self._asked.expect), writing)
+        return self._conclude(facts, gone, columns, writing)
+
+    def _plan_writing(
+        self, rows: DataFrame, columns: pa.Schema, *, hidden: Sequence[str], unique: Unique, states: bool = False
+    ) -> Writing:
+        """Return how rows with these visible and hidden columns become files. PipelineError if names contradict."""
+        asked, kinds = self._asked, {one.name: one for one in rows.schema.fields}
         if asked.on_violation == "quarantine" and asked.expect and REASON in (one.lower() for one in columns.names):
             raise PipelineError(
                 f"its column {REASON} has the name of the one that a quarantine adds: rename it with AS"
             )
-        rows = mark_violations(rows, asked.expect, checked=F.col(NEW) & ~F.col(DEAD) if unique == "last" else None)
-        writing = Writing(
+        return Writing(
             store=asked.store,
             folder=asked.folder,
-            columns=files,
+            columns=pa.schema([*columns, *(pa.field(one, to_arrow(kinds[one])) for one in hidden)]),
             partition=asked.partition,
             key=self._identity,
             required=asked.key,
@@ -327,17 +360,13 @@ class _Run:
             on_violation=asked.on_violation,
             keeps_state=states and bool(asked.expect),
         )
-        rows = self._arrange(rows, unique)
-        try:
-            if (few := self._collect(rows)) is not None:
-                said = pa.Table.from_batches(write_units(writing, iter(few.to_batches())))
-            else:
-                rows = map_in_arrow(self._arrange(rows, unique), partial(write_units, writing), FACTS)
-                said = rows.toArrow()
-            facts = [msgspec.json.decode(one, type=Fact) for one in said["facts"].to_pylist()]
-        finally:
-            self.plan = self._explain(rows)
-        return self._conclude(facts, gone, columns, writing)
+
+    def _write_rows(self, rows: DataFrame, writing: Writing) -> list[Fact]:
+        """Write the files of these rows, here if they are few, and return what the tasks report."""
+        if (few := self._collect(self._arrange(rows, writing.unique))) is not None:
+            return _read_facts(pa.Table.from_batches(write_units(writing, iter(few.to_batches()))))
+        self._last = map_in_arrow(self._arrange(rows, writing.unique), partial(write_units, writing), FACTS)
+        return _read_facts(self._last.toArrow())
 
     def _arrange(self, rows: DataFrame, unique: Unique) -> DataFrame:
         """Return the rows so that those of a unit follow each other, sorted by key."""
@@ -349,15 +378,6 @@ class _Run:
             order += [F.col(SEQUENCE).desc(), F.col(NEW).desc()]
         together = rows.coalesce(1) if self._is_small else rows.repartition(*map(quote, by))
         return together.sortWithinPartitions(*order)
-
-    def _explain(self, rows: DataFrame) -> str:
-        try:
-            jvm = self._scope.sparkContext._jvm
-            assert jvm is not None
-            said = jvm.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted")
-            return str(said)[:MOST_PLAN]
-        except Exception:  # it is only for people
-            return ""
 
     def _conclude(self, facts: Sequence[Fact], gone: list[str], columns: pa.Schema, writing: Writing) -> Derived:
         for one in facts:
@@ -382,12 +402,15 @@ class _Run:
             violations=violations,
             quarantined=quarantined,
             quarantine_columns=write_columns(writing.quarantine_columns) if quarantined else "",
-            plan=self.plan,
         )
 
 
 def _spark_schema(fields: Sequence[pa.Field] | pa.Schema) -> StructType:
     return StructType([StructField(one.name, from_arrow_type(one.type)) for one in fields])
+
+
+def _read_facts(said: pa.Table) -> list[Fact]:
+    return [msgspec.json.decode(one, type=Fact) for one in said["facts"].to_pylist()]
 
 
 def _summarise(

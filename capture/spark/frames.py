@@ -74,9 +74,7 @@ def field_names(payload_schema: str) -> list[str]:
     """Return the names of the fields of a payload, given its type in Spark's DDL. ConfigError if it is not a struct."""
     kind = DataType.fromDDL(payload_schema)
     if not isinstance(kind, StructType):
-        raise ConfigError(
-            f"the payload's schema is {kind.simpleString()}: give columns: 'country STRING, n INT'"
-        )
+        raise ConfigError(f"the payload's schema is {kind.simpleString()}: give columns: 'country STRING, n INT'")
     return kind.names
 
 

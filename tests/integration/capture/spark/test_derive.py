@@ -93,19 +93,33 @@ async def test_a_small_run_that_makes_many_rows_is_an_ordinary_one(driver, store
 
 
 @pytest.mark.long
-async def test_a_small_change_of_a_large_table_is_written_by_executors(driver, store):
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT country, max(n) AS n, min(day) AS day FROM S GROUP BY country",
+        "SELECT country, n, day FROM S",
+    ],
+    ids=["merge", "rows"],
+)
+async def test_a_small_change_of_a_large_table_is_written_by_executors(driver, store, query):
     """What the driver's process reads is bounded by the files that change, too."""
-    query = "SELECT country, max(n) AS n, count(*) AS c FROM S GROUP BY country"
-    table = Table(driver, store, query, schema=SCHEMA, key=["country"], buckets=2)
-    many = {number: {"country": f"c{number}", "n": 1} for number in range(1, 20_001)}
+    table = Table(
+        driver, store, query, schema=SCHEMA, key=["country"], buckets=2, expect=["n > 0"], on_violation="drop"
+    )
+    many = {number: {"country": f"c{number}", "n": 1, "day": number % 5} for number in range(1, 20_001)}
     await table.run([messages(store, "many", many)])
-    few = {number: {"country": f"c{number % 7}", "n": number} for number in range(30_000, 30_020)}
-    wanted = {f"c{number}": (1, 1) for number in range(1, 20_001)}
-    table.small_bytes = sum(one.bytes for one in table.files) - 1
-    await table.run([messages(store, "few", few)])
-    for number, one in few.items():
-        wanted[one["country"]] = (number, wanted.get(one["country"], (0, 0))[1] + 1)
-    assert {one["country"]: (one["n"], one["c"]) for one in table.read()} == wanted
+    few = {number: {"country": f"c{number % 7}", "n": number, "day": 9} for number in range(30_000, 30_020)}
+    wrong = {40_000: {"country": "wrong", "n": 0}}
+    late = {25_000: {"country": "c1", "n": 25_000, "day": 8}}
+    for at, some in enumerate((few, wrong, late)):
+        table.small_bytes = sum(one.bytes for one in table.files) - 1
+        done = await table.run([messages(store, f"few{at}", some)])
+        assert bool(done.violations) is (some is wrong)
+    wanted = {one["country"]: (one["n"], one["day"]) for one in many.values()}
+    for one in few.values():
+        day = min(wanted.get(one["country"], (0, 9))[1], 9) if "min" in query else 9
+        wanted[one["country"]] = (one["n"], day)
+    assert {one["country"]: (one["n"], one["day"]) for one in table.read()} == wanted
 
 
 @pytest.mark.long
