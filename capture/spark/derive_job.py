@@ -7,29 +7,27 @@ and writes the table's files, by the functions that executors carry out in other
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from capture.errors import PipelineError
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.pipelines.averages import settle_averages
-from capture.pipelines.derivation import Cell, Derivation, Derived, OutputFile, Unit
+from capture.pipelines.derivation import Derivation, Derived, OutputFile, Unit
 from capture.pipelines.group_queries import GROUP, select_touched, select_with_groups
 from capture.pipelines.sql import order_aggregates, order_rows
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE, Upkeep
+from capture.spark.derive_change import summarise
 from capture.spark.derive_function import call, describe_fault
 from capture.spark.derive_inputs import Source, count_new, find_encrypted, load_table, size_of, spread, to_arrow
 from capture.spark.derive_output import conform, mark_violations, quote, table_columns
-from capture.spark.derive_store import cell
 from capture.spark.derive_task import DEAD, NEW, REASON, UNIT, Fact, Unique, Writing, write_units
 from capture.spark.derive_upsert import UNIT_BYTES, Touched, Upsert, list_touched
 from capture.spark.failure import sentence
@@ -289,36 +287,15 @@ class _Run:
         PipelineError if a key is null, without `nulls`.
         """
         asked = self._asked
-        if self._held is None:
-            null, units, self._count = self._summarise(change)
-        else:
-            null, units, self._count = _summarise(self._held, asked.partition, asked.key)
-        if null is not None and not nulls:
-            raise PipelineError(_describe_null(asked.key, null))
-        named = {one.to_text() for one in units}
+        found = summarise(change if self._held is None else self._held, asked.partition, asked.key)
+        self._count = found.rows
+        if found.null and not nulls:
+            raise PipelineError(found.null)
+        named = {one.to_text() for one in found.units}
         touched = [one for one in asked.files if one.unit.to_text() in named]
         if sum(one.bytes for one in touched) > asked.small_bytes:
             self._set_small(False)
-        return units, touched
-
-    def _summarise(self, change: DataFrame) -> tuple[Mapping[str, object] | None, list[Unit], int]:
-        """Return a row with a null in its key, if there is one, the units that a change is in, and its rows."""
-        asked = self._asked
-        by = [*asked.partition, UNIT]
-        key = [F.col(quote(one)) for one in asked.key]
-        is_null = F.lit(False)
-        for one in key:
-            is_null = is_null | one.isNull()
-        sample = F.struct(*key, *([F.col(SEQUENCE)] if SEQUENCE in change.columns else []))
-        null = F.first(F.when(is_null, F.to_json(sample, {"ignoreNullFields": "false"})), ignorenulls=True)
-        found = change.groupBy(*map(quote, by)).agg(F.count("*").alias("__n"), null.alias("__null"))
-        rows = found.collect()
-        kinds = {one.name: one.dataType for one in change.schema.fields}
-        examples = (msgspec.json.decode(one["__null"], type=dict) for one in rows if one["__null"] is not None)
-        units = [
-            Unit(partition=[_cell(row[one], kinds[one]) for one in asked.partition], bucket=row[UNIT]) for row in rows
-        ]
-        return next(examples, None), units, sum(row["__n"] for row in rows)
+        return found.units, touched
 
     # --- output
 
@@ -411,34 +388,3 @@ def _spark_schema(fields: Sequence[pa.Field] | pa.Schema) -> StructType:
 
 def _read_facts(said: pa.Table) -> list[Fact]:
     return [msgspec.json.decode(one, type=Fact) for one in said["facts"].to_pylist()]
-
-
-def _summarise(
-    change: pa.Table, partition: Sequence[str], key: Sequence[str]
-) -> tuple[Mapping[str, object] | None, list[Unit], int]:
-    """Return the same as `_Run._summarise`."""
-    by = [*partition, UNIT]
-    units = [
-        Unit(partition=[cell(row[one]) for one in partition], bucket=row[UNIT])
-        for row in change.group_by(by).aggregate([]).to_pylist()
-    ]
-    example = None
-    for name in key:
-        if change[name].null_count and example is None:
-            shown = [one for one in (*key, SEQUENCE) if one in change.column_names]
-            [example] = change.filter(pc.is_null(change[name])).slice(0, 1).select(shown).to_pylist()
-    return example, units, len(change)
-
-
-def _cell(value: object, kind: object) -> Cell:
-    """Return a collected value of a partition's column as its records have it: Spark's own times are UTC."""
-    if isinstance(kind, TimestampType) and isinstance(value, datetime):
-        value = value.replace(tzinfo=UTC)
-    return cell(value)
-
-
-def _describe_null(key: Sequence[str], values: Mapping[str, object]) -> str:
-    null = next(one for one in key if values.get(one) is None)
-    said = ", ".join(f"{name} = {value}" for name, value in values.items() if value is not None)
-    found = f" (for example where {said})" if said else ""
-    return f"{null}, of its key, is null in a row{found}: leave such rows out by WHERE"
