@@ -42,13 +42,17 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     Messages have the envelope's columns, `time` (a timestamp, of `time_ns`), and their typed columns; with
     `payload_schema`, in Spark's DDL, also the fields of the payload's JSON; "infer": as new messages have them. `typed`
     (`schema_evolution.write_columns`) are typed columns that messages have even if no object to read has them: then
-    they are null. `columns` are those of another pipeline's table; "" for messages. `store` is the URL of the objects'
-    store, `key_file` has the keys of encrypted ones. Only messages that the stream stored at or after `since_ns` (Unix
-    nanoseconds) are rows.
+    they are null. With `is_plain` messages are as a stream gives them: without typed columns, and without what only
+    their capture knows. `columns` are those of another pipeline's table; "" for messages. `store` is the URL of the
+    objects' store, `key_file` has the keys of encrypted ones. Only messages that the stream stored at or after
+    `since_ns` (Unix nanoseconds) are rows. With `held`, new are these sequences (`Sequences.to_text`) of the batch that
+    the pipeline's streaming query holds, instead of `new`.
     """
 
     store: str
     new: list[Part] = []
+    held: str = ""
+    is_plain: bool = False
     all: list[Part] = []
     payload_schema: str = ""
     typed: str = ""
@@ -183,6 +187,29 @@ class PipelineRun:
         return self._inputs[name].all()
 
 
+class Following(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline's streaming query: it reads new messages of a stream in batches, and holds one of them at a time.
+
+    `options` are those of the data source `jetstream`. A batch begins at most every `every` seconds.
+    """
+
+    pipeline: str
+    options: Mapping[str, str]
+    every: float
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch that a streaming query holds: the sequences of its messages (`Sequences.to_text`), at least one.
+
+    `count` is how many there are, `bytes` is the size of their payloads. `number` is the query's own.
+    """
+
+    number: int
+    count: int
+    bytes: int
+    sequences: str
+
+
 class Deriver(Protocol):
     """Computes a pipeline's run: `capture.spark.SparkDriver`."""
 
@@ -191,4 +218,23 @@ class Deriver(Protocol):
 
         PipelineError if the query, its data or the user's function are at fault; SparkError if Spark ends.
         """
+        ...
+
+
+class StreamDeriver(Deriver, Protocol):
+    """Also runs streaming queries, one for each pipeline that follows its stream: `capture.spark.SparkDriver`."""
+
+    async def follow(self, asked: Following) -> None:
+        """Start the pipeline's streaming query. It is replaced if there is one. SparkError if it does not start."""
+        ...
+
+    async def next_batch(self, pipeline: str, after: int) -> Batch:
+        """Return the next batch with messages, as soon as there is one; the batch with the number `after` is let go.
+
+        A call that is cancelled loses no batch. SparkError if the query has ended, with its reason.
+        """
+        ...
+
+    async def unfollow(self, pipeline: str) -> None:
+        """End the pipeline's streaming query, if it runs."""
         ...

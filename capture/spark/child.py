@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack
@@ -64,13 +64,19 @@ class Child:
         self._running = asyncio.create_task(self._run())
 
     @classmethod
-    async def start(cls, options: SparkOptions, log: Path | None, run: Run = run_alone) -> "Child":
-        """Start the driver, which starts Spark. Raises SparkError with the reason if it does not start."""
+    async def start(
+        cls, options: SparkOptions, log: Path | None, run: Run = run_alone, variables: Mapping[str, str] | None = None
+    ) -> "Child":
+        """Start the driver, which starts Spark. Raises SparkError with the reason if it does not start.
+
+        `variables` are set in its environment besides those of ours that it needs.
+        """
         scratch = Scratch()
         log = log or scratch.path / "log"
         try:
             before = log.stat().st_size if log.exists() else 0
-            child = await cls._spawn(scratch, log, run, _environment(scratch.path, options.environment))
+            environment = {**_environment(scratch.path, options.environment), **(variables or {})}
+            child = await cls._spawn(scratch, log, run, environment)
         except BaseException:
             scratch.remove()
             raise

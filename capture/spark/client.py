@@ -13,7 +13,7 @@ import msgspec
 from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
 from capture.maintenance.engine import FileGroup, Merged
-from capture.pipelines.derivation import Derivation, Derived, Input, Part
+from capture.pipelines.derivation import Batch, Derivation, Derived, Following, Input, Part
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, run_alone
 from capture.spark.java import choose
@@ -22,13 +22,17 @@ from capture.spark.protocol import (
     DEFAULT_LIMIT,
     SMALL_BYTES,
     Derive,
+    Done,
+    Follow,
     Merge,
     MergeDone,
+    NextBatch,
     Ping,
     Pong,
     Query,
     Request,
     Rows,
+    Unfollow,
     View,
 )
 from capture.stores.own_store import is_own
@@ -45,7 +49,8 @@ class SparkDriver:
     `run` starts the child beside a guard: a term's `run_process`, or `run_alone`; with either, it ends with us.
     Its standard error is appended to the file `log`; without `log` its last lines are still quoted when it dies.
     `key_file` has the keys of encrypted objects for driver and executors; without it they are in their CAPTURE_KEYS. If
-    there are keys, Spark's own temporary files are encrypted, too.
+    there are keys, Spark's own temporary files are encrypted, too. `variables` are set in the environment of its next
+    child, for streaming queries: who reads its streams, and the password.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class SparkDriver:
     ) -> None:
         secret = bool(key_file or os.environ.get(VARIABLE))
         self._options = msgspec.structs.replace(options or SparkOptions(), encrypted=secret)
+        self.variables: Mapping[str, str] = {}
         self._key_file = key_file and str(Path(key_file).absolute())
         self._log = log
         self._run = run
@@ -104,6 +110,24 @@ class SparkDriver:
             await self.kill()
             raise
 
+    async def follow(self, asked: Following) -> None:
+        """Start the pipeline's streaming query. It is replaced if there is one. SparkError if it does not start."""
+        await self._ask(Follow(following=asked), Done)
+
+    async def next_batch(self, pipeline: str, after: int) -> Batch:
+        """Return the next batch with messages, as soon as there is one; the batch with the number `after` is let go.
+
+        A call that is cancelled loses no batch. SparkError if the query has ended, with its reason.
+        """
+        if self._child is None or self._child.ended:
+            raise SparkError("Spark's driver has ended, and with it the streaming query")
+        return await self._child.ask(NextBatch(pipeline=pipeline, after=after), Batch)
+
+    async def unfollow(self, pipeline: str) -> None:
+        """End the pipeline's streaming query, if it runs. SparkError if Spark ends."""
+        if self._child is not None and not self._child.ended:
+            await self._child.ask(Unfollow(pipeline=pipeline), Done)
+
     async def query(self, store_url: str, views: Mapping[str, View], sql: str, *, limit: int = DEFAULT_LIMIT) -> Rows:
         """Return the result of `sql` over these views, at most `limit` rows. Raises SparkError with Spark's reason."""
         request = Query(store=_absolute(store_url), views=views, sql=sql, limit=limit, key_file=self._key_file)
@@ -138,7 +162,7 @@ class SparkDriver:
                 if self._options.class_data and not class_data.is_made(choose(self._options.java)):
                     level = logging.WARNING if sys.stderr.isatty() else logging.INFO  # a person may be waiting, or not
                     log.log(level, FIRST_START, extra={"action": "class_data"})
-                self._child = await Child.start(self._options, self._log, self._run)
+                self._child = await Child.start(self._options, self._log, self._run, self.variables)
             return self._child
 
 

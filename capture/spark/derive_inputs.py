@@ -22,7 +22,7 @@ from capture.maintenance.merge.inputs import Columns, columns_of
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
 from capture.pipelines.derivation import INFER, Input, OutputFile, Part
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE
-from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts
+from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts, take_given
 from capture.spark.frames import field_names, load, location, map_in_arrow, with_payload
 from capture.stores import FileStore, open_store
 
@@ -46,20 +46,22 @@ In another stream any publisher may set these headers, and they mean nothing: an
 class Source:
     """An input of a run as DataFrames, in this session."""
 
-    def __init__(self, scope: SparkSession, given: Input, *, latest: bool = False) -> None:
+    def __init__(
+        self, scope: SparkSession, given: Input, held: DataFrame | None = None, *, latest: bool = False
+    ) -> None:
         self.given = given
-        self._scope = scope
+        self._scope, self._held = scope, held
         self._latest = latest
         self.inferred = ""
         """The type of the payloads, if it was inferred."""
 
     def new(self) -> DataFrame:
         """Return the rows that the last committed run did not have, with SEQUENCE; of kind "latest" also with DEAD."""
-        return self._frame(self.given.new)
+        return self._frame(self.given.new, self._held if self.given.held else None)
 
     def all(self) -> DataFrame:
         """Return all rows, as `new`. PipelineError if the run was only given the new ones."""
-        if self.given.new and not self.given.all:
+        if self.given.held or (self.given.new and not self.given.all):
             raise PipelineError("it asks for all rows of an input, and this run has only the new ones")
         return self._frame(self.given.all)
 
@@ -73,10 +75,15 @@ class Source:
             raise PipelineError(why)
         return found
 
-    def _frame(self, parts: Sequence[Part]) -> DataFrame:
+    def _frame(self, parts: Sequence[Part], held: DataFrame | None = None) -> DataFrame:
         if self.given.columns:
             return self._rows_of_pipeline(parts)
-        messages = self._messages(parts)
+        if held is not None:
+            messages = map_in_arrow(held, partial(take_given, self.given.held), held.schema)
+        else:
+            messages = self._messages(parts)
+        if self.given.is_plain:
+            messages = _as_streamed(messages)
         if self.given.since_ns:
             messages = messages.where(F.col("time_ns") >= self.given.since_ns)
         return self._add_columns(messages)
@@ -140,6 +147,8 @@ class Source:
 
 def count_new(given: Input) -> int:
     """Return the number of new rows of an input."""
+    if given.held:
+        return len(Sequences.from_text(given.held))
     return sum(len(Sequences.from_text(one.given)) if one.given else one.stored.count for one in given.new)
 
 
@@ -200,6 +209,12 @@ def spread(scope: SparkSession, column: str, items: Sequence[msgspec.Struct], si
     packed = [(msgspec.json.encode(one).decode(),) for one in items]
     rows = scope.sparkContext.parallelize(packed, slices)
     return scope.createDataFrame(rows, f"{column} STRING")
+
+
+def _as_streamed(messages: DataFrame) -> DataFrame:
+    """Return messages with the columns of a stream: without typed ones, and the same values wherever they are read."""
+    known = {"deliveries": F.lit(1).cast("int"), "error": F.lit(None).cast("string")}  # of their capture
+    return messages.select(*(known.get(name, F.col(name)).alias(name) for name in SCHEMA.names))
 
 
 def _under(rows: DataFrame, schema: StructType) -> DataFrame:

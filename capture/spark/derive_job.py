@@ -45,9 +45,12 @@ MOST_PLAN = 20_000
 """Characters of a plan that are kept."""
 
 
-def derive(spark: SparkSession, asked: Derivation) -> Derived:
-    """Carry out a run. PipelineError, whose text names the pipeline, for any fault while Spark itself works."""
-    run = _Run(spark.newSession(), asked)
+def derive(spark: SparkSession, asked: Derivation, held: DataFrame | None = None) -> Derived:
+    """Carry out a run. PipelineError, whose text names the pipeline, for any fault while Spark itself works.
+
+    `held` has the messages of inputs that name held ones. Its session is then that of the run.
+    """
+    run = _Run(spark.newSession() if held is None else held.sparkSession, asked, held)
     try:
         return msgspec.structs.replace(run.carry_out(), plan=run.explain())
     except Exception as error:
@@ -60,10 +63,12 @@ def derive(spark: SparkSession, asked: Derivation) -> Derived:
 class _Run:
     """One run of a pipeline, in a session of its own, which has the names of its inputs."""
 
-    def __init__(self, scope: SparkSession, asked: Derivation) -> None:
+    def __init__(self, scope: SparkSession, asked: Derivation, held: DataFrame | None) -> None:
         self._scope = scope
         self._asked = asked
-        self._sources = {name: Source(scope, one, latest=bool(asked.latest)) for name, one in asked.inputs.items()}
+        self._sources = {
+            name: Source(scope, one, held, latest=bool(asked.latest)) for name, one in asked.inputs.items()
+        }
         self._identity = asked.key or list(asked.groups)
         self._persisted: list[DataFrame] = []
         self._held: pa.Table | None = None

@@ -58,6 +58,14 @@ def read_parts(store_url: str, columns: str, key_file: str, packed: Batches) -> 
                     yield from rows.combine_chunks().to_batches()
 
 
+def take_given(given: str, batches: Batches) -> Batches:
+    """Yield the messages with these sequences (`Sequences.to_text`), each once."""
+    left = Sequences.from_text(given)
+    for batch in batches:
+        rows, left = _take(pa.Table.from_batches([batch]), left)
+        yield from rows.combine_chunks().to_batches()
+
+
 def _take(rows: pa.Table, left: Sequences) -> tuple[pa.Table, Sequences]:
     """Return the first row of each of these sequences, and the sequences that are left."""
     numbers = rows["sequence"].combine_chunks()

@@ -27,9 +27,23 @@ from capture.spark.derive_job import derive
 from capture.spark.failure import sentence
 from capture.spark.merge_job import Merger
 from capture.spark.merge_task import StoreAccess
-from capture.spark.protocol import Answer, Derive, Merge, MergeDone, Pong, Query, Request, Start
+from capture.spark.protocol import (
+    Answer,
+    Derive,
+    Done,
+    Follow,
+    Merge,
+    MergeDone,
+    NextBatch,
+    Pong,
+    Query,
+    Request,
+    Start,
+    Unfollow,
+)
 from capture.spark.query import query
 from capture.spark.session import ENCRYPTS
+from capture.spark.stream_query import StreamQueries
 from capture.stores import open_store
 
 REQUESTS_AT_ONCE = 4
@@ -87,12 +101,14 @@ class Driver:
         self._spark = spark
         self._answers = answers
         self._requests = ThreadPoolExecutor(REQUESTS_AT_ONCE, "request")
+        self._queries = StreamQueries(spark, answers.send_result, self._fail)
         self._groups = ThreadPoolExecutor(spark.sparkContext.defaultParallelism, "group")  # each a job of one task
 
     def serve(self, lines: IO[bytes]) -> None:
         """Take requests until `lines` ends; requests that are still running then are abandoned."""
         for line in lines:
             self._requests.submit(self._serve_one, line)
+        self._queries.close()
         for pool in (self._requests, self._groups):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -101,12 +117,19 @@ class Driver:
         try:
             request = msgspec.json.decode(line, type=Request)
             number = request.id
-            self._answers.send_result(number, self._result(request))
+            if isinstance(request, NextBatch):  # a query may have none for hours: its own thread answers
+                self._queries.find(request.pipeline).ask(number, request.after)
+            else:
+                self._answers.send_result(number, self._result(request))
         except Exception as error:
-            self._end_without_jvm()
-            if not isinstance(error.__cause__ or error, AnalysisException):  # otherwise only the query was wrong
-                traceback.print_exc()
-            self._answers.send_failure(number, error)
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """Report that a request failed. Without a JVM, this process ends instead."""
+        self._end_without_jvm()
+        if not isinstance(error.__cause__ or error, AnalysisException):  # otherwise only the query was wrong
+            traceback.print_exception(error)
+        self._answers.send_failure(number, error)
 
     def _end_without_jvm(self) -> None:
         """End if the JVM or its session has ended: the next request starts both again. Here all others would fail."""
@@ -128,7 +151,15 @@ class Driver:
                 return query(self._spark, request)
             case Derive():
                 self._use_own_pool()
-                return derive(self._spark, request.derivation)
+                held = any(one.held for one in request.derivation.inputs.values())
+                batch = self._queries.find(request.derivation.pipeline).held if held else None
+                return derive(self._spark, request.derivation, batch)
+            case Follow():
+                self._queries.start(request.following)
+                return Done()
+            case Unfollow():
+                self._queries.stop(request.pipeline)
+                return Done()
             case _:
                 return _pong(self._spark)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from capture.archive.manifest import Stored
 from capture.maintenance.engine import FileGroup, Merged
-from capture.pipelines.derivation import Derivation
+from capture.pipelines.derivation import Derivation, Following
 from capture.spark.options import SparkOptions
 
 DEFAULT_LIMIT = 10_000
@@ -72,7 +72,33 @@ class Derive(msgspec.Struct, tag_field="op", tag="derive", kw_only=True):
     derivation: Derivation
 
 
-Request = Start | Ping | Merge | Query | Derive
+class Follow(msgspec.Struct, tag_field="op", tag="follow", kw_only=True):
+    """Start a pipeline's streaming query. Answered by `Done`."""
+
+    id: int = 0
+    following: Following
+
+
+class NextBatch(msgspec.Struct, tag_field="op", tag="next_batch", kw_only=True):
+    """Let the batch with the number `after` go. Answered by the next `Batch`, as soon as there is one."""
+
+    id: int = 0
+    pipeline: str
+    after: int = -1
+
+
+class Unfollow(msgspec.Struct, tag_field="op", tag="unfollow", kw_only=True):
+    """End a pipeline's streaming query, if there is one. Answered by `Done`."""
+
+    id: int = 0
+    pipeline: str
+
+
+Request = Start | Ping | Merge | Query | Derive | Follow | NextBatch | Unfollow
+
+
+class Done(msgspec.Struct, frozen=True):
+    """It is done."""
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from capture.errors import ConfigError
+from capture.spark.connection_options import CONNECTION
 from natty.config.settings import redact
 from natty.config.units import parse_time, show_time
 from natty.errors import NattyError
@@ -17,24 +18,6 @@ from natty.names import check_name
 SECRET = ("password", "token", "user")
 SPARKS_OWN = ("checkpointlocation", "queryname")
 """Keys that Spark passes to a sink besides its options."""
-
-_CONNECTION = {
-    "servers": "servers",
-    "tlsCa": "tls_ca",
-    "tlsCert": "tls_cert",
-    "tlsKey": "tls_key",
-    "tlsFirst": "tls_first",
-    "tlsHostname": "tls_hostname",
-    "credentials": "creds",
-    "nkey": "nkey",
-    "context": "context",
-    "domain": "domain",
-    "apiPrefix": "api_prefix",
-    "inboxPrefix": "inbox_prefix",
-    "timeout": "timeout",
-    "connectTimeout": "connect_timeout",
-}
-"""Option → the keyword of `Natty`. Paths are of files that every executor has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +175,7 @@ _WRITE: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def _read(given: Mapping[str, str], own: Mapping[str, tuple[str, Callable[[str], Any]]]) -> dict[str, Any]:
-    known = {name.lower(): name for name in (*own, *_CONNECTION)}
+    known = {name.lower(): name for name in (*own, *CONNECTION)}
     values: dict[str, Any] = {}
     nats: dict[str, Any] = {}
     for option, value in given.items():
@@ -209,7 +192,7 @@ def _read(given: Mapping[str, str], own: Mapping[str, tuple[str, Callable[[str],
                 keyword, kind = own[name]
                 values[keyword] = kind(value.strip())
             else:
-                nats[_CONNECTION[name]] = _KINDS.get(name, _text)(value.strip())
+                nats[CONNECTION[name]] = _KINDS.get(name, _text)(value.strip())
         except ValueError as error:
             said = "" if name == "servers" else f" {value!r}"
             raise ConfigError(f"option {name}{said}: {error}") from error
@@ -222,4 +205,4 @@ def _read(given: Mapping[str, str], own: Mapping[str, tuple[str, Callable[[str],
 
 def option_names() -> list[str]:
     """Return the names of all options, as users write them."""
-    return [*dict.fromkeys([*_READ, *_WRITE, *_CONNECTION])]
+    return [*dict.fromkeys([*_READ, *_WRITE, *CONNECTION])]

@@ -1,0 +1,199 @@
+"""Micro-batches of a stream give the table that one run over the archive gives, row by row."""
+
+import json
+import os
+import random
+
+import pytest
+import pytest_asyncio
+from derivations import Table
+from jetstream_ranges import rows_of, source_of
+from patient import PATIENT
+from spark_blocks import parquet_block
+
+from capture.archive.sequences import Sequences
+from capture.errors import SparkError
+from capture.pipelines.derivation import Following, Input
+from capture.spark.connection_options import write_options
+from natty import Natty
+
+pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+
+SCHEMA = "country STRING, total DECIMAL(18,2), n BIGINT"
+NAME = "followed"
+
+
+class Followed(Table):
+    """A table that follows a stream: each `step` is a micro-batch."""
+
+    def __init__(self, driver, store, stream, sql="", **settings):
+        super().__init__(driver, store, sql.replace("FROM S", f"FROM `{stream}`"), name=NAME, **settings)
+        self.stream, self.progress, self.after = stream, Sequences(), -1
+        self.batches = []
+
+    async def follow(self, nats_server):
+        options, variables = write_options(nats_server.connect_options())
+        assert variables == {}
+        options |= {"stream": self.stream, "failOnDataLoss": "false", "maxMessagesPerTrigger": "40"}
+        await self.driver.follow(Following(pipeline=NAME, options=options, every=0.05))
+
+    async def step(self):
+        batch = await self.driver.next_batch(NAME, self.after)
+        self.after = batch.number
+        sequences = Sequences.from_text(batch.sequences)
+        assert len(sequences) == batch.count
+        self.batches.append(sequences)
+        if new := sequences - self.progress:
+            await self.run_input(Input(store=self.store.as_uri(), held=new.to_text(), **self.input_settings()))
+        self.progress |= new
+        return new
+
+    async def until(self, last):
+        while not self.progress or self.progress.last < last:
+            await self.step()
+
+    async def run_block(self, block):
+        """A run over an object of the archive."""
+        given = self.asked([block]).inputs["S"]
+        done = await self.run_input(Input(store=given.store, new=given.new, **self.input_settings()))
+        self.progress |= Sequences.from_bytes(block.sequences)
+        return done
+
+    def input_settings(self):
+        return {"payload_schema": self.schema, "is_plain": True}
+
+    async def run_input(self, given):
+        return await self.run([], inputs={self.stream: given})
+
+
+async def publish(natty, stream, numbers):
+    """Publish messages; some have headers, no payload, or one that is not JSON."""
+    chance = random.Random(3)
+    for number in numbers:
+        body = {"country": chance.choice("abc"), "total": f"{number}.25", "n": chance.choice([number, None])}
+        payload = b"" if number % 17 == 0 else b"no" if number % 19 == 0 else json.dumps(body).encode()
+        headers = {"Number": str(number)} if number % 3 == 0 else None
+        await natty.publish(f"{stream}.{number % 7}", payload, headers=headers, msg_id=f"id-{number}")
+
+
+def archive(nats_server, stream, store, name="all", **options):
+    """Return a block with what the stream has, as capture stores it after some deliveries, and with typed columns."""
+    rows = rows_of(source_of(nats_server, stream)(**options))
+    return parquet_block(store, name, [row | {"deliveries": 3, "error": "not decoded"} for row in rows])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jobs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "stream_jobs.py").write_text(DOUBLED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.path.relpath(folder))
+        yield folder
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def natty(nats_server):
+    async with Natty(**nats_server.connect_options(), **PATIENT) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stream(natty, natty_name):
+    name = natty_name("FOLLOWED")
+    await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True)
+    await publish(natty, name, range(1, 101))
+    return name
+
+
+SUMS = (
+    "SELECT country, sum(total) AS t, count(*) AS c, last(n) AS n, avg(total) AS a FROM S WHERE country IS NOT NULL"
+    " GROUP BY country"
+)
+UPSERTS = "SELECT subject AS k, sequence, total FROM S WHERE total IS NOT NULL"
+
+
+DOUBLED = """
+def doubled(spark, inputs, run):
+    [orders] = inputs.values()
+    return orders.selectExpr("sequence", "total * 2 AS doubled", "deliveries", "headers")
+"""
+KINDS = {
+    "append": {"sql": "SELECT *, total * 2 AS doubled FROM S WHERE n IS NOT NULL"},
+    "upsert": {"sql": UPSERTS, "key": ["k"]},
+    "merge": {"sql": SUMS, "key": ["country"]},
+    "latest": {"latest": "subject", "key": ["key"], "upkeep": "rows"},
+    "python": {"python": "stream_jobs:doubled", "upkeep": "rows"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_micro_batches_give_what_one_run_over_the_archive_gives(driver, store, stream, natty, nats_server, kind):
+    table = Followed(driver, store, stream, schema=SCHEMA, **KINDS[kind])
+    await table.follow(nats_server)
+    await table.until(100)
+    await publish(natty, stream, range(101, 131))
+    await table.until(130)
+    await driver.unfollow(NAME)
+    assert len(table.batches) >= 4
+    assert table.progress == Sequences.from_range(1, 130)
+    whole = Followed(driver, store, stream, schema=SCHEMA, **KINDS[kind])
+    await whole.run_block(archive(nats_server, stream, store))
+    assert repr(table.read()) == repr(whole.read())
+    assert table.read(tombstones=True) == whole.read(tombstones=True)
+    assert table.read()
+    assert table.types() == whole.types()
+
+
+async def test_messages_that_the_table_has_already_count_once(driver, store, stream, natty, nats_server):
+    table = Followed(driver, store, stream, schema=SCHEMA, **KINDS["merge"])
+    await table.run_block(archive(nats_server, stream, store, "some", startSequence=11, endSequence=75))
+    await table.follow(nats_server)
+    await table.until(100)
+    await driver.unfollow(NAME)
+    whole = Followed(driver, store, stream, schema=SCHEMA, **KINDS["merge"])
+    await whole.run_block(archive(nats_server, stream, store))
+    assert table.read() == whole.read()
+
+
+async def test_a_bucket_keeps_its_last_values(driver, store, natty, nats_server, natty_name):
+    name = natty_name("bucket")
+    bucket = await natty.create_bucket(name, history=1)
+    stream = f"KV_{name}"
+    for number in range(30):
+        await bucket.put(f"k{number % 5}", b"" if number == 29 else b"%d" % number)
+    await bucket.delete("k1")
+    table = Followed(driver, store, stream, **KINDS["latest"])
+    await table.follow(nats_server)
+    await table.until(31)
+    await bucket.put("k2", b"again")
+    await bucket.put("k1", b"new")
+    await bucket.purge("k3")
+    await table.until(34)
+    await driver.unfollow(NAME)
+    found = {row["key"].rpartition(".")[2]: row["payload"] for row in table.read()}
+    assert found == {"k0": b"25", "k1": b"new", "k2": b"again", "k4": b""}
+    whole = Followed(driver, store, stream, **KINDS["latest"])
+    await whole.run_block(archive(nats_server, stream, store))
+    assert table.read() == whole.read()
+
+
+async def test_a_batch_is_held_until_the_next_one_is_asked_for(driver, store, stream, nats_server):
+    table = Followed(driver, store, stream, schema=SCHEMA, **KINDS["append"])
+    await table.follow(nats_server)
+    first = await driver.next_batch(NAME, -1)
+    assert await driver.next_batch(NAME, -1) == first, "an answer that was lost is given again"
+    second = await driver.next_batch(NAME, first.number)
+    assert Sequences.from_text(second.sequences) == Sequences.from_range(41, 80)
+    await driver.unfollow(NAME)
+    with pytest.raises(SparkError, match=f"pipeline {NAME} has no streaming query"):
+        await driver.next_batch(NAME, second.number)
+
+
+async def test_a_query_that_ends_says_why(driver, store, stream, natty, nats_server):
+    table = Followed(driver, store, stream, schema=SCHEMA, **KINDS["append"])
+    await table.follow(nats_server)
+    await table.until(100)
+    await natty.jetstream.request(f"STREAM.DELETE.{stream}")
+    with pytest.raises(SparkError, match=f"query of pipeline {NAME} has ended: there is no stream {stream}"):
+        await table.step()
+    await driver.unfollow(NAME)
