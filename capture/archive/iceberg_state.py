@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Self
 from urllib.parse import unquote
 
 import msgspec
 
 from capture.archive.manifest import Indexed, quote_key
+from capture.archive.retired_pages import RetiredPage
 from capture.archive.stored_formats import is_open
 from capture.stores.contract import Store
 from capture.stores.own_store import OwnStore
@@ -245,14 +246,24 @@ class Layout(msgspec.Struct, frozen=True):
 class Exposable(Indexed, frozen=True, kw_only=True):
     """A document of files that other engines can read as tables, one for each stream of the files' records.
 
-    `iceberg` are these tables, by stream.
+    `iceberg` are these tables, by stream. `retired` are objects that are about to be deleted, and so are those that the
+    `retired_pages` list.
     """
 
     iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
+    retired_pages: list[RetiredPage] = msgspec.field(default_factory=list)
+
+    def at_its_head(self, now: float) -> Self:
+        """Return the document with what it replaced counted from `now` on."""
+        pages = [RetiredPage(one.sha256, now) for one in self.retired_pages]
+        return msgspec.structs.replace(super().at_its_head(now), retired_pages=pages)
 
     def list_named(self) -> set[str]:
-        """Return the paths that must not be deleted: files, what is retired, and what other engines' readers need."""
-        paths = {one.path for part in (self.listed, self.retired) for one in part}
+        """Return the paths that must not be deleted: files, what is retired, and what other engines' readers need.
+
+        Without those that only its pages of retired objects list.
+        """
+        paths = {one.path for part in (self.listed, self.retired, self.retired_pages) for one in part}
         return paths.union(iceberg_paths(self.iceberg))
 
     def list_open(self) -> set[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -16,15 +16,13 @@ from capture.archive.iceberg_state import Exposable, Layout
 from capture.archive.index.version import Place, Version
 from capture.archive.manifest import TABLE, Manifest, Removed, Stored
 from capture.archive.retention import record_removed
-from capture.archive.retired_pages import RetiredPage
 
 
 class Table(Exposable, frozen=True, kw_only=True):
     """The table at one moment: its files, and the blocks that they were made of.
 
     `consumed` are the places in the manifest's index (before format 3: the paths) of the blocks whose rows the files
-    hold, as long as they are in it. `retired` are objects that are about to be deleted, and so are those that the
-    `retired_pages` list. `of_manifest` is the number of the manifest that the table was last made
+    hold, as long as they are in it. `of_manifest` is the number of the manifest that the table was last made
     of: with an older manifest it may show a message twice, since it no longer names blocks which that manifest names.
     `removed` is what retention has removed of the files, by stream. `columns` are the typed columns of all files so far
     (`merge.schema_evolution.read_columns`). `iceberg` is each stream's Iceberg table for other engines; format 1 has
@@ -41,7 +39,6 @@ class Table(Exposable, frozen=True, kw_only=True):
 
     files: list[Stored] = msgspec.field(default_factory=list)
     consumed: list[Place | str] = msgspec.field(default_factory=list)
-    retired_pages: list[RetiredPage] = msgspec.field(default_factory=list)
     of_manifest: int = 0
     removed: list[Removed] = msgspec.field(default_factory=list)
     columns: str = ""
@@ -56,15 +53,6 @@ class Table(Exposable, frozen=True, kw_only=True):
     def consumed_paths(self) -> set[str]:
         """The paths of the consumed blocks."""
         return {path_of(one) for one in self.consumed}
-
-    def at_its_head(self, now: float) -> Self:
-        """Return the document with what it replaced counted from `now` on."""
-        pages = [RetiredPage(one.sha256, now) for one in self.retired_pages]
-        return msgspec.structs.replace(super().at_its_head(now), retired_pages=pages)
-
-    def list_named(self) -> set[str]:
-        """Return the paths that must not be deleted, without those that only its pages of retired objects list."""
-        return super().list_named() | {one.path for one in self.retired_pages}
 
     def layout(self, stream: str) -> Layout:
         """Return how its files are laid out: those of all streams have the same columns."""

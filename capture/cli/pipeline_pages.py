@@ -92,7 +92,8 @@ def _explain(one: PipelineFacts) -> Iterator[str]:
 def print_page(one: PipelineFacts) -> None:
     """Print all about a pipeline."""
     if one.pipeline:
-        given = msgspec.to_builtins(one.pipeline) | {"name": "", "time_limit": show_duration(one.pipeline.time_limit)}
+        own = {"name": "", "schedule": one.pipeline.when, "time_limit": show_duration(one.pipeline.time_limit)}
+        given = msgspec.to_builtins(one.pipeline) | own
         query = one.pipeline.sql.strip().splitlines()
         given["sql"] = one.pipeline.sql.strip() if len(query) == 1 else ""
         print_facts(f"pipeline {one.name}", given.items())

@@ -92,7 +92,25 @@ def read_pipelines(config: CaptureConfig) -> list[Pipeline]:
     """Return the pipelines of a configuration file, each after those that it reads. ConfigError names a wrong one."""
     for one in config.pipeline:
         one.check()
-    return order(config.pipeline, [one.stream for one in archives(config)])
+    streams = {one.stream: one for one in archives(config)}
+    found = order(config.pipeline, streams)
+    for one in found:
+        if one.follows:
+            _check_followed(one, streams.get(one.reads[0]))
+    return found
+
+
+def _check_followed(pipeline: Pipeline, archive: CaptureConfig | None) -> None:
+    """Raise ConfigError if what a pipeline follows would not be what its archive has."""
+    if archive is None:
+        why = f"reads a stream, and {pipeline.reads[0]} is a pipeline"
+    elif archive.encrypt:
+        why = "writes a table that is not encrypted, and its archive is (encrypt = true)"
+    elif len(archive.filter_subjects) > 1:
+        why = f"reads one subject, or all: filter_subjects of {archive.stream} has several"
+    else:
+        return
+    raise ConfigError(f'pipeline {pipeline.name}: trigger = "stream" {why}. Use trigger = "schedule"')
 
 
 def archives(config: CaptureConfig) -> list[CaptureConfig]:

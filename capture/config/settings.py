@@ -135,10 +135,12 @@ class Spark(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     properties_file: str = _SPARK.properties_file  # with Spark's own settings, as for spark-submit; may hold secrets
     environment: list[str] = []  # variables that Spark's processes get in addition to those that they need
     class_data: bool = _SPARK.class_data  # keep an archive of Spark's classes, so that sessions start faster
+    source_options: dict[str, str] = {}  # of the source jetstream, for pipelines that follow a stream; default: [nats]
 
     def options(self, *, queries: bool = False) -> SparkOptions:
         """Return the options for a driver that merges, or answers queries."""
-        return SparkOptions(**msgspec.structs.asdict(self), queries=queries)
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "source_options"}
+        return SparkOptions(**given, queries=queries)
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from capture.archive.table import Table
 from capture.archive.trust import read_trusted_documents
 from capture.config.pipelines import archives, settle_schema
 from capture.config.settings import CaptureConfig
+from capture.errors import PipelineError
 from capture.pipelines.commits import PipelineLeading
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import INFER, Input, Part
@@ -48,7 +49,7 @@ class PipelineInputs:
     document: Pipelines
     _looks: dict[str, _Look] = field(default_factory=dict, init=False, repr=False)
 
-    async def gather(self, pipeline: Pipeline, method: Method, table: PipelineTable, *, anew: bool = False) -> Gathered:
+    async def gather(self, pipeline: Pipeline, method: Method, table: PipelineTable, anew: bool = False) -> Gathered:
         """Return what a run reads: what the last committed one did not have, or everything with `anew`.
 
         All rows are made anew also if another pipeline's table that it reads was. Nothing is new as long as such a
@@ -78,6 +79,12 @@ class PipelineInputs:
             inputs[name] = await self._of_table(name, one, method, 0 if anew else table.inputs.get(name, 0))
         return Gathered(inputs=inputs, new=new, numbers=numbers, anew=anew)
 
+    async def find_first(self, config: CaptureConfig) -> int:
+        """Return the first sequence that the archive of a stream has, or had until retention; 0 if there is none."""
+        inventory = (await self._look(config)).inventory
+        held = await inventory.find_held(config.stream) | inventory.removed.get(config.stream, Sequences())
+        return held.first if held else 0
+
     async def _look(self, config: CaptureConfig) -> _Look:
         """Return the archive of a stream, as it was when this was first called."""
         if config.stream not in self._looks:
@@ -98,18 +105,25 @@ class PipelineInputs:
         new: Sequences,
     ) -> Input:
         look = await self._look(config)
+        if pipeline.follows and look.columns and not pipeline.schema:
+            raise PipelineError(
+                f"pipeline {pipeline.name} follows stream {config.stream}, which has no typed columns as its archive"
+                " has: give a schema"
+            )
         return Input(
             store=opening_url(look.store),
             new=await find_parts(inventory, config.stream, new),
             all=await find_all_parts(inventory, config.stream) if method.reads_all else [],
-            payload_schema=_choose_schema(pipeline, table.payload_schemas, config.stream),
+            payload_schema=choose_schema(pipeline, table.payload_schemas, config.stream),
             typed=look.columns,
+            is_plain=pipeline.follows,
             since_ns=table.since_ns,
             key_file=_make_absolute(config.key_file),
         )
 
     async def _of_table(self, name: str, table: PipelineTable, method: Method, known: int) -> Input:
-        files = [one for one in await self.leading.list_files(name) if is_open(one.format)]
+        known_files = await self.leading.list_files(name, self.document)  # later ones are of runs that are not `number`
+        files = [one for one in known_files if is_open(one.format)]
         return Input(
             store=opening_url(self.leading.store),
             new=[Part(stored=one) for one in files if one.first > known],
@@ -123,7 +137,7 @@ def _make_absolute(path: str) -> str:
     return path and str(Path(path).absolute())
 
 
-def _choose_schema(pipeline: Pipeline, inferred: Mapping[str, str], stream: str) -> str:
+def choose_schema(pipeline: Pipeline, inferred: Mapping[str, str], stream: str) -> str:
     """Return the type of a stream's payloads: as configured, or as the first run has inferred it. ConfigError."""
     wanted = settle_schema(pipeline)
     return inferred.get(stream, wanted) if wanted == INFER else wanted

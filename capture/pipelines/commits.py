@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -17,12 +20,15 @@ from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import held_of, update_held
 from capture.archive.manifest import TABLE, Stored
 from capture.archive.picture import GRACE
+from capture.archive.retired_pages import RETIRED, RetiredPage, move, read_retired
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, TableChange, Unexposed
 from capture.errors import PipelineError
 from capture.pipelines.document import Pipelines, PipelineTable, progress_of
-from capture.stores.contract import REQUESTS_AT_ONCE, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
 from natty.wire.background import map_concurrently
+
+Listed = TypeVar("Listed", Retired, RetiredPage)
 
 MOST_DELETED = 20_000
 """Leftovers that one cleaning deletes; the next one deletes more."""
@@ -48,7 +54,8 @@ class PipelineLeading:
     """The term of the pipelines' leader: the only one that changes their tables.
 
     It commits `pointer`; documents name it as `node`. Objects that nothing needs are deleted after `grace` seconds.
-    `exposure` is how other engines read the tables. One method runs at a time.
+    `exposure` is how other engines read the tables. Several runs may use it at once: commits take turns, and each
+    starts from the one before.
     """
 
     store: Store
@@ -60,6 +67,8 @@ class PipelineLeading:
     index: Index = field(init=False)
     _committed: tuple[Head, Pipelines] | None = field(default=None, init=False, repr=False)
     _cleaned: float = field(default=-math.inf, init=False, repr=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False)
+    _runs: list[float] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.index = Index(self.store, Pipelines.PAGES)
@@ -69,15 +78,31 @@ class PipelineLeading:
 
         FencedError if the term is over; ManifestError if the document is missing or was changed; StoreError.
         """
+        async with self._turn:
+            return await self._read(now)
+
+    async def _read(self, now: float) -> Pipelines:
         if self._committed is None:
             head, document = await current(self.store, self.pointer, Pipelines, now)
             await self.exposure.announce(document, check=self.pointer.check)
             self._committed = head, document
         return self._committed[1]
 
-    async def list_files(self, table: str) -> list[Stored]:
-        """Return the files of a table, those with tombstones too. Raises as `read`."""
-        document = await self.read(time.time())
+    @contextmanager
+    def run(self, now: float) -> Iterator[None]:
+        """While the body runs, delete nothing that a run which began at `now` reads or has written."""
+        self._runs.append(now)
+        try:
+            yield
+        finally:
+            self._runs.remove(now)
+
+    async def list_files(self, table: str, document: Pipelines | None = None) -> list[Stored]:
+        """Return the files of a table, those with tombstones too: of this document, or of the last one.
+
+        Raises as `read`.
+        """
+        document = document or await self.read(time.time())
         return [one async for part in self.index.scan(document.index, Where(stream=table)) for one in part]
 
     async def read_progress(self, pipeline: str, stream: str) -> Sequences:
@@ -91,7 +116,11 @@ class PipelineLeading:
         PipelineError if the store does not have a file that came as it is recorded. FencedError if the term is over;
         ManifestError; StoreError. After a failure the next call reads what is committed.
         """
-        before = await self.read(now)
+        async with self._turn:
+            return await self._commit(change, now)
+
+    async def _commit(self, change: Change, now: float) -> Pipelines:
+        before = await self._read(now)
         assert self._committed
         (head, _), self._committed = self._committed, None
         await self._check_files(change.came)
@@ -107,7 +136,8 @@ class PipelineLeading:
             progress=progress.version,
             leader=self.node,
             created=now,
-            retired=[*self._keep_retired(before, now), *(Retired(path, now) for path in sorted(names))],
+            retired=[*self._keep_retired(before.retired, now), *(Retired(path, now) for path in sorted(names))],
+            retired_pages=self._keep_retired(before.retired_pages, now),
         )
 
         async def files(table: str) -> AsyncIterator[list[Stored]]:
@@ -116,6 +146,8 @@ class PipelineLeading:
             yield [one for one in change.came if one.stream == table]
 
         exposed = await self.exposure.expose(TableChange(after, change.came, gone, files, self.pointer.token, now))
+        retired, pages = await move(self.store, exposed.retired, token=self.pointer.token, number=number)
+        exposed = msgspec.structs.replace(exposed, retired=retired, retired_pages=[*exposed.retired_pages, *pages])
         head, document = await commit(
             self.index,
             self.pointer,
@@ -137,13 +169,19 @@ class PipelineLeading:
         """
         if self.elapsed() < self._cleaned + self.grace / 2:
             return
-        self._cleaned, before = self.elapsed(), now - self.grace
-        folders = (TABLE, ICEBERG, Pipelines.FOLDER, Pipelines.PAGES)
+        self._cleaned, before = self.elapsed(), min([now, *self._runs]) - self.grace
+        folders = (TABLE, ICEBERG, RETIRED, Pipelines.FOLDER, Pipelines.PAGES)
         objects = [one for folder in folders for one in await self.store.list(folder)]  # before the document is read
-        document = await self.read(now)
-        retired = {one.path: one.since for one in document.retired}
-        named = document.list_named() | await read_paths(self.index, document)
-        files = [one for one in objects if one.path.startswith((TABLE, ICEBERG))]
+        async with self._turn:  # no other commit has begun: see find_orphans
+            await self._delete(objects, before, now)
+
+    async def _delete(self, objects: Listing, before: float, now: float) -> None:
+        document = await self._read(now)
+        moved = await read_retired(self.store, document.retired_pages)
+        retired = {path: page.since for page, paths in moved.items() for path in paths}
+        retired |= {one.path: one.since for one in document.retired}
+        named = document.list_named() | await read_paths(self.index, document) | retired.keys()
+        files = [one for one in objects if one.path.startswith((TABLE, ICEBERG, RETIRED))]
         superfluous = [
             *(one.path for one in files if retired.get(one.path, now) < before),
             *(one.path for one in files if one.path not in named and one.modified < before),
@@ -152,9 +190,9 @@ class PipelineLeading:
         ]
         await chain.delete(self.store, self.pointer, superfluous[:MOST_DELETED])
 
-    def _keep_retired(self, document: Pipelines, now: float) -> list[Retired]:
-        """Return the retired objects without those that the last cleanings have deleted."""
-        return [one for one in document.retired if one.since >= now - 3 * self.grace]
+    def _keep_retired(self, retired: Sequence[Listed], now: float) -> list[Listed]:
+        """Return the retired objects, or pages of them, without those that the last cleanings have deleted."""
+        return [one for one in retired if one.since >= min([now, *self._runs]) - 3 * self.grace]
 
     async def _find(self, document: Pipelines, gone: Iterable[Stored]) -> AsyncIterator[Stored]:
         """Yield the records of these files as the index has them. PipelineError if it does not have one."""

@@ -18,8 +18,12 @@ from natty.config.units import parse_duration
 
 Mode = Literal["append", "upsert", "replace"]
 Violation = Literal["fail", "drop", "quarantine"]
+Trigger = Literal["schedule", "stream"]
 
 LATEST = "latest"
+STREAM = "stream"
+EVERY: Mapping[Trigger, str] = {"schedule": "every 5m", "stream": "every 5s"}
+"""When a pipeline runs by default, by its trigger."""
 MOST_SQL = 100_000
 """Characters of a query: larger ones take long to parse."""
 
@@ -29,6 +33,8 @@ _SUBJECT = "subject:"
 _TOKEN = re.compile(r"subject:[1-9][0-9]{0,3}").fullmatch
 _DECODER = "decoder:"
 _FUNCTION = re.compile(r"[\w.]+:\w+").fullmatch
+_NO_STREAM = 'trigger = "stream" computes rows from the new messages of one stream'
+_INSTEAD = 'Use trigger = "schedule"'
 _DECIDES = ("kind", "schema", "sql", "python", "mode", "key", "partition", "buckets", "inputs")
 """The settings that decide which rows the table has: with others, its rows must be computed again."""
 
@@ -39,12 +45,14 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     It is computed by `sql`, by the function `python` ("module:function"), or it has the last message of each key
     (`kind = "latest"`). `mode` says what its rows are: "append", those of new messages are added; "upsert", a row
     replaces the one with its `key`; "replace", all are computed again. `schema` types the payload of messages: Spark's
-    DDL, "decoder:module:Type", or "infer"; default: the typed columns that the archive has.
+    DDL, "decoder:module:Type", or "infer"; default: the typed columns that the archive has. `trigger` says whether it
+    reads the archive by its schedule, or follows the stream. That does not decide which rows it has.
     """
 
     name: str
     kind: Literal["query", "latest"] = "query"
-    schedule: str = "every 5m"  # or a cron expression, in UTC
+    trigger: Trigger = "schedule"
+    schedule: str = ""  # or a cron expression, in UTC; default: see EVERY
     schema: str = ""
     sql: str = ""
     python: str = ""
@@ -82,15 +90,25 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The settings that decide which rows the table has, as JSON: equal texts have equal rows."""
         return msgspec.json.encode({name: getattr(self, name) for name in _DECIDES}).decode()
 
+    @property
+    def follows(self) -> bool:
+        """Whether it follows its stream."""
+        return self.trigger == STREAM
+
+    @property
+    def when(self) -> str:
+        """Its schedule, or the default."""
+        return self.schedule or EVERY[self.trigger]
+
     def times(self) -> Schedule:
         """Return when it runs: "every 5m", or a cron expression in UTC. ConfigError."""
-        if self.schedule.startswith(_EVERY):
+        if self.when.startswith(_EVERY):
             try:
-                return Schedule(every=parse_duration(self.schedule.removeprefix(_EVERY).strip()))
+                return Schedule(every=parse_duration(self.when.removeprefix(_EVERY).strip()))
             except ValueError as error:
                 raise ConfigError(f"schedule: {error}") from error
         try:
-            return Schedule(cron=self.schedule)
+            return Schedule(cron=self.when)
         except ConfigError as error:
             raise ConfigError(f'schedule is "every 5m" or a cron expression: {error}') from error
 
@@ -142,6 +160,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"partition names {loose[0]}, which is not in its key: a row could change its partition")
         if self.analysis:
             self._check_query(self.analysis)
+        if self.follows:
+            self._check_following()
         for one in self.expect:
             _require_sqlglot()
             from capture.pipelines.sql import check_condition
@@ -157,6 +177,18 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"its key is subject:N with the number of a token from 1, not {self.keys[0]!r}")
         if self.partition:
             raise ConfigError('kind = "latest" has no partitions: a key could change its partition')
+
+    def _check_following(self) -> None:
+        """Raise ConfigError if it can't follow a stream."""
+        if self.times().cron:
+            raise ConfigError('trigger = "stream" begins a batch "every 5s": its schedule can\'t be a cron expression')
+        if len(self.reads) != 1:
+            raise ConfigError(f"{_NO_STREAM}, and it reads {len(self.reads)} tables. {_INSTEAD}")
+        found = self.analysis
+        if self.mode == "replace":
+            raise ConfigError(f'{_NO_STREAM}, and mode = "replace" needs all messages. {_INSTEAD}')
+        if found and found.upkeep not in (Upkeep.ROWS, Upkeep.MERGE):
+            raise ConfigError(f"{_NO_STREAM}, and this query needs others again: {found.why}. {_INSTEAD}")
 
     def _check_query(self, found: Analysis) -> None:
         if self.mode == "append" and found.upkeep is not Upkeep.ROWS:

@@ -5,7 +5,8 @@ Files and progress change in one commit: so each message counts once, whatever i
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections import Counter
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -14,6 +15,7 @@ from capture.archive.index.version import Version
 from capture.archive.manifest import Stored, quote_key
 from capture.archive.stored_formats import PARQUET
 from capture.pipelines.derivation import OutputFile, Unit
+from capture.pipelines.upkeep import HIDDEN
 
 FOLDER = "_pipelines"
 """The folder of all that belongs to pipelines, below the archive or below the archives: a store of its own."""
@@ -21,6 +23,10 @@ TOMBSTONES = "tombstones"
 """The format of files with deleted keys: no reader opens them."""
 KEPT_RUNS = 50
 """Runs of a pipeline that its table remembers."""
+STREAM: Final = "stream"
+"""Why a run was made, of micro-batches."""
+LONGEST = 3600.0
+"""Seconds of micro-batches that one record of a run has: there is one every few seconds."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,7 +35,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `rows_in` are new rows of its inputs, `rows_out` are rows that were written; `bytes_in` and `bytes_out` are those
     of the objects that they are in. `files` came, `replaced` went. `asked` is the request that it was made for, if any.
     `error` says why it failed: then it changed nothing. `violations` counts rows by the condition that they did not
-    meet. `plan` is Spark's plan, of the last and of failed runs.
+    meet. `plan` is Spark's plan, of the last and of failed runs. A run may stand for several `batches` of a stream, one
+    after the other: then its `number` is the last one's, and its figures are their sums.
     """
 
     number: int
@@ -43,7 +50,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaced: int = 0
     token: int = 0
     leader: str = ""
-    why: Literal["new", "rerun", "asked"] = "new"
+    why: Literal["new", "rerun", "asked", "stream"] = "new"
+    batches: int = 0
     asked: str = ""
     error: str = ""
     violations: dict[str, int] = {}
@@ -75,9 +83,33 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     runs: list[Run] = []
 
     def with_run(self, run: Run) -> PipelineTable:
-        """Return the table with a run at the end of its runs; only the last one, and failed ones, keep their plans."""
+        """Return the table with a run at the end of its runs; only the last one, and failed ones, keep their plans.
+
+        Batches of a stream that a leader has committed one after the other become one run, of LONGEST at the most.
+        """
         runs = [one if one.error or not one.plan else msgspec.structs.replace(one, plan="") for one in self.runs]
+        if runs and _are_one(runs[-1], run):
+            run = _join(runs.pop(), run)
         return msgspec.structs.replace(self, runs=[*runs, run][-KEPT_RUNS:])
+
+
+def _are_one(before: Run, after: Run) -> bool:
+    if not before.why == after.why == STREAM or before.error or after.error:
+        return False
+    return before.token == after.token and 0 <= after.began - before.began < LONGEST
+
+
+def _join(before: Run, after: Run) -> Run:
+    """Return both as one run."""
+    sums = ("rows_in", "rows_out", "bytes_in", "bytes_out", "files", "replaced", "batches")
+    violations = Counter(before.violations)
+    violations.update(after.violations)
+    return msgspec.structs.replace(
+        after,
+        began=before.began,
+        violations=dict(violations),
+        **{name: getattr(before, name) + getattr(after, name) for name in sums},
+    )
 
 
 class Pipelines(Exposable, frozen=True, kw_only=True):
@@ -105,6 +137,11 @@ class Pipelines(Exposable, frozen=True, kw_only=True):
         """Return how the files of a pipeline's table are laid out."""
         table = self.tables[stream]
         return Layout(table.columns, tuple(table.partition))
+
+    def is_brief(self, stream: str) -> bool:
+        """Return whether a batch of a stream made the last snapshot of a table: the next one replaces it soon."""
+        table = self.tables.get(stream.partition(HIDDEN)[0])  # that of a quarantine is its pipeline's
+        return table is not None and bool(table.runs) and table.runs[-1].why == STREAM
 
 
 def progress_of(pipeline: str, stream: str) -> str:

@@ -84,7 +84,7 @@ class Gathered:
     """What a run reads: the tables that its query names, and what the pipeline's table will have of them.
 
     `new` are sequences of streams, `numbers` the runs of other pipelines. With `anew` all rows are made again. If
-    nothing `is_new`, there is nothing to compute.
+    nothing `is_new`, there is nothing to compute. `streamed_bytes` is the size of what a streaming query holds.
     """
 
     inputs: Mapping[str, Input]
@@ -92,12 +92,13 @@ class Gathered:
     numbers: Mapping[str, int] = field(default_factory=dict)
     anew: bool = False
     is_new: bool = True
+    streamed_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        """The bytes of the objects with new rows, each once."""
+        """The bytes of the objects with new rows, each once, or of their payloads in a stream."""
         objects = {(one.store, part.stored.path): part.stored.bytes for one in self.inputs.values() for part in one.new}
-        return sum(objects.values())
+        return sum(objects.values()) + self.streamed_bytes
 
 
 def make_derivation(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from capture.archive.manifest import TABLE, Stored, quote_key
+from capture.archive.retired_pages import read_retired
 from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import is_open
 from capture.errors import CaptureError, FormatError, ManifestError, NotStoredError
@@ -77,12 +78,15 @@ class _Work:
     problems: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     _gone: set[str] = field(default_factory=set)
+    _retired: set[str] = field(default_factory=set)
     _done: int = 0
 
     async def read_records(self, tables: Sequence[str]) -> list[Stored]:
         """Return the records of the tables' files. Each file is named once, in the folder of its pipeline."""
         found: dict[str, Stored] = {}
-        retired = {one.path for one in self.view.document.retired}
+        pages = await read_retired(self.view.store, self.view.document.retired_pages)
+        self._retired = {one.path for one in self.view.document.retired}.union(*pages.values())
+        retired = self._retired
         async for part in self.view.scan_files():
             for one in part:
                 if one.stream not in tables:
@@ -113,7 +117,7 @@ class _Work:
                 self._gone.add(one.path)
                 what = "is missing" if size is None else f"has {size:,} bytes, not {one.bytes:,}"
                 self.problems.append(f"{one.path} {what}")
-        self.leftovers = len(sizes.keys() - self.view.document.list_named())
+        self.leftovers = len(sizes.keys() - self.view.document.list_named() - self._retired)
 
     async def read_files(self, name: str, files: Iterable[Stored]) -> None:
         """Read the files that exist. Those of a bucket of a table with a key are compared with each other."""

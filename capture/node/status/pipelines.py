@@ -168,7 +168,7 @@ async def _read_tables(natty: Natty, config: CaptureConfig, name: str) -> Pipeli
         why = f"the store has not answered for {READ_WITHIN:g} s"
     except (CaptureError, NattyError) as error:
         why = str(error)
-    unknown = [PipelineState(name=one.name, state=NOT_KNOWN, schedule=one.schedule) for one in config.pipeline]
+    unknown = [PipelineState(name=one.name, state=NOT_KNOWN, schedule=one.when) for one in config.pipeline]
     return PipelinesStatus(name, "", unknown, why, time.time())
 
 
@@ -185,7 +185,7 @@ def summarise(facts: PipelineFacts, pipeline: Pipeline, waiting_since: float | N
     return PipelineState(
         name=facts.name,
         state=facts.state,
-        schedule=pipeline.schedule,
+        schedule=pipeline.when,
         run=facts.table.number if facts.table else 0,
         failures=len(runs) - 1 - well[-1] if well else len(runs),
         good=runs[well[-1]].ended if well else None,

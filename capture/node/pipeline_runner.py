@@ -1,0 +1,214 @@
+"""Runs a pipeline once: from what is new for it to the commit, or to the record of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from capture.errors import CaptureError, FencedError, PipelineError, SparkError
+from capture.maintenance.compaction_plan import new_name
+from capture.node.pipeline_requests import Request
+from capture.pipelines.commits import Change, PipelineLeading
+from capture.pipelines.definition import Pipeline
+from capture.pipelines.derivation import Deriver
+from capture.pipelines.document import STREAM, PipelineTable, Run, run_folder
+from capture.pipelines.run import QUARANTINE, Gathered, Method, choose_method, conclude, fail, make_derivation
+from capture.stores.own_store import opening_url
+from natty import LeadershipLostError, NattyError
+from natty.config.units import write_count
+
+RETRY, LONGEST_RETRY = 30.0, 3600.0
+"""Seconds after a failed run until the next one; they double with each further failure."""
+FAST = 60.0
+"""Seconds by which the clock of the last leader may have been ahead; a run that began later does not delay the next."""
+
+Gather = Callable[[Method, PipelineTable, bool], Awaitable[Gathered]]
+"""Returns what a run reads of what is new, or of everything if the last argument is true."""
+
+log = logging.getLogger("capture.pipelines")
+
+
+class Troubles:
+    """What does not work at the moment: `failing` has a sentence for each, by its name."""
+
+    def __init__(self, failing: dict[str, str]) -> None:
+        self.failing = failing
+
+    def __repr__(self) -> str:
+        return f"Troubles({', '.join(self.failing)})"
+
+    def note(self, what: str, failure: str) -> None:
+        """Keep a failure, and log it once while it lasts."""
+        if self.failing.get(what) != failure:
+            log.error("%s", failure, extra={"action": "pipeline_failed"})
+        self.failing[what] = failure
+
+    @contextlib.asynccontextmanager
+    async def attempt(self, what: str) -> AsyncIterator[None]:
+        """Run the body; a failure of it is noted, and does not leave this. LeadershipLostError if the term is over."""
+        try:
+            yield
+        except FencedError as error:
+            raise LeadershipLostError(str(error)) from error
+        except LeadershipLostError:
+            raise
+        except (CaptureError, NattyError) as error:
+            self.note(what, str(error))
+        else:
+            self.failing.pop(what, None)
+
+
+@dataclass
+class PipelineRunner:
+    """Runs pipelines in a term, several at once, but one pipeline once at a time.
+
+    `counts` has for each pipeline what its runs add up to: see `PipelineKeeper`.
+    """
+
+    leading: PipelineLeading
+    deriver: Deriver
+    node: str = ""
+    clock: Callable[[], float] = time.time
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+
+    async def run(
+        self,
+        pipeline: Pipeline,
+        others: Mapping[str, Pipeline],
+        gather: Gather,
+        asked: Request | None = None,
+        why: Literal["new", "stream"] = "new",
+    ) -> Gathered | None:
+        """Run a pipeline once, if there is anything new; return what it read. `others` are all pipelines by name.
+
+        A failure is committed as the record of a run, and raised again, except that Spark has ended during a batch of a
+        stream. FencedError; CaptureError; NattyError.
+        """
+        began, leading = self.clock(), self.leading
+        known = (await leading.read(began)).tables.get(pipeline.name)
+        table = known or PipelineTable(definition=pipeline.definition)
+        anew = asked is not None and asked.what == "rerun"
+        if asked:
+            table = msgspec.structs.replace(table, asked=asked.id)
+        if asked and anew:
+            table = msgspec.structs.replace(table, since_ns=asked.since_ns)
+        run = Run(
+            number=0,
+            began=began,
+            ended=began,
+            token=leading.pointer.token,
+            leader=self.node,
+            why=why if not asked else "rerun" if anew else "asked",
+            asked=asked.id if asked else "",
+            batches=int(why == STREAM),
+        )
+        try:
+            with leading.run(began):
+                gathered = await self._compute(pipeline, table, run, choose_method(pipeline, others), gather)
+        except (FencedError, LeadershipLostError):
+            raise
+        except Exception as error:
+            if why == STREAM and isinstance(error, SparkError):
+                raise
+            if not isinstance(error, CaptureError | NattyError):  # a fault of ours: other pipelines run all the same
+                log.exception("the run of pipeline %s failed", pipeline.name, extra={"action": "pipeline_failed"})
+            failure = _explain(pipeline.name, error)
+            before = msgspec.structs.replace(known or table, asked=table.asked)
+            run = msgspec.structs.replace(run, ended=self.clock())
+            self._count(pipeline.name, msgspec.structs.replace(run, error=failure))
+            await self._record(fail(before, pipeline.name, run, failure, getattr(error, "plan", "")))
+            raise PipelineError(failure) from error
+        if asked and not gathered:
+            await leading.commit(Change(tables={pipeline.name: table}), self.clock())
+        return gathered
+
+    async def _compute(
+        self, pipeline: Pipeline, table: PipelineTable, run: Run, method: Method, gather: Gather
+    ) -> Gathered | None:
+        leading, anew = self.leading, run.why == "rerun"
+        if table.number and table.definition != pipeline.definition and not anew:
+            raise PipelineError(explain_change(pipeline.name))
+        gathered = await gather(method, table, anew)
+        if not gathered.is_new:
+            return None
+        files = await leading.list_files(pipeline.name)
+        folder = run_folder(pipeline.name, leading.pointer.token, new_name())
+        asked = make_derivation(
+            pipeline, method, table, gathered, files, store=opening_url(leading.store), folder=folder
+        )
+        try:
+            async with asyncio.timeout(pipeline.time_limit):
+                derived = await self.deriver.derive(asked)
+        except TimeoutError:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: its run took longer than its time_limit of {pipeline.time_limit:g} s, and"
+                " was ended"
+            ) from None
+        leading.pointer.check()
+        why = "rerun" if gathered.anew and table.number else run.why
+        run = msgspec.structs.replace(run, ended=self.clock(), why=why)
+        quarantine = (await leading.read(self.clock())).tables.get(QUARANTINE.format(name=pipeline.name))
+        change = conclude(pipeline, table, gathered, derived, files, run, quarantine)
+        await leading.commit(change, self.clock())
+        figures = {"rows_in": derived.rows_in, "rows_out": derived.rows_out, "bytes_in": gathered.bytes}
+        written = sum(one.bytes for one in derived.came)
+        self._count(pipeline.name, msgspec.structs.replace(run, **figures, bytes_out=written))
+        log.log(
+            logging.DEBUG if why == STREAM else logging.INFO,
+            "%s ran pipeline %s: %s in, %s out",
+            self.node,
+            pipeline.name,
+            write_count(derived.rows_in, "row"),
+            write_count(derived.rows_out, "row"),
+            extra={"action": "pipeline_ran"},
+        )
+        return gathered
+
+    def _count(self, name: str, run: Run) -> None:
+        figures = {one: getattr(run, one) for one in ("rows_in", "rows_out", "bytes_in", "bytes_out")}
+        took = max(0, round(1000 * (run.ended - run.began)))
+        self.counts.setdefault(name, Counter()).update(runs=1, failed=bool(run.error), milliseconds=took, **figures)
+
+    async def _record(self, change: Change) -> None:
+        """Commit the record of a failed run, if the store can be written."""
+        try:
+            await self.leading.commit(change, self.clock())
+        except FencedError:
+            raise
+        except (CaptureError, NattyError) as error:
+            log.warning("the failed run is not recorded: %s", error, extra={"action": "pipeline_failed"})
+
+
+def time_to_retry(runs: Sequence[Run], now: float) -> float:
+    """Return the seconds until a pipeline may run again after failed runs; 0 if the last one did not fail. Pure."""
+    failures = 0
+    for one in reversed(runs):
+        if not one.error:
+            break
+        failures += 1
+    if not failures:
+        return 0.0
+    ended, wait = runs[-1].ended, min(LONGEST_RETRY, RETRY * 2 ** min(failures - 1, 20))
+    return ended + wait - now if ended - FAST <= now < ended + wait else 0.0
+
+
+def _explain(name: str, error: Exception) -> str:
+    """Return the reason of a failed run, which names the pipeline."""
+    said = str(error) if isinstance(error, CaptureError | NattyError) else f"{type(error).__name__}: {error}"
+    return said if f"pipeline {name}" in said else f"pipeline {name}: {said}"
+
+
+def explain_change(name: str) -> str:
+    """Return a sentence about a pipeline whose settings are not those that its table was made by."""
+    return (
+        f"pipeline {name} was changed, and its table is as it was before: `capture pipeline check` says what differs,"
+        f" and `capture pipeline rerun {name}` makes it again"
+    )
