@@ -165,13 +165,15 @@ def _input_row(one: InputFacts) -> tuple[str, str, str, str]:
     if one.held is None:
         return one.name, f"runs up to {one.run} of {one.last}", f"{one.count:,}", ""
     held = f"{one.held.describe()} ({write_count(len(one.held), 'message')})" if one.held else "nothing"
-    return one.name, held, f"{one.count:,}", one.new.describe() if one.new else ""
+    new = one.new | one.after
+    return one.name, held, f"{one.count:,}", new.describe() if new else ""
 
 
 def _describe_input(one: InputFacts) -> dict[str, Any]:
     if one.held is None:
         return {"name": one.name, "run": one.run, "last_run": one.last, "behind": one.count}
-    return {"name": one.name, "has": _list_runs(one.held), "behind": one.count, "new": _list_runs(one.new)}
+    after = {"in_stream": _list_runs(one.after)} if one.after else {}
+    return {"name": one.name, "has": _list_runs(one.held), "behind": one.count, "new": _list_runs(one.new)} | after
 
 
 def _list_runs(one: Sequences) -> list[list[int]]:
@@ -196,21 +198,32 @@ class Plan:
         if one.changed:
             yield f"{explain_change(one.name, sorted(one.changed))}. The pipeline does not run until then."
             return
+        if one.pipeline and one.pipeline.follows:
+            yield from self._describe_following(one.pipeline)
         waiting = [each.name for each in one.inputs if each.held is None and not each.last]
         if waiting:
             yield f"pipeline {one.name} waits for the first run of {', '.join(waiting)}."
             return
-        if not one.behind:
+        if not any(each.new or each.held is None for each in one.inputs) or not one.behind:
             yield f"pipeline {one.name} has nothing to do: its table has everything that its inputs have."
             return
         if one.state == "paused":
             yield f"pipeline {one.name} is paused: it runs only on request."
-        yield f"The next run of pipeline {one.name} would"
+        over = " over the archive" if one.pipeline and one.pipeline.follows else ""
+        yield f"The next run{over} of pipeline {one.name} would"
         for each in self.readings:
             yield f"- read {_describe_reading(each)}"
         because = f", because {method.why}" if method.why else ""
         yield f"- keep its table by {method.upkeep}: {UPKEEPS[method.upkeep]}{because}"
         yield f"- {self._describe_files()}"
+
+    def _describe_following(self, pipeline: Pipeline) -> Iterator[str]:
+        """Yield a line about the next batch of a stream."""
+        [stream] = pipeline.reads
+        every = show_duration(pipeline.times().every)
+        waiting = sum(len(each.after) for each in self.facts.inputs)
+        come = f"{write_count(waiting, 'message')} of it are still to come" if waiting else "it has all of it"
+        yield f"pipeline {pipeline.name} follows {stream}: at most every {every} a batch of new messages; {come}."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON."""
@@ -220,6 +233,7 @@ class Plan:
             "name": self.facts.name,
             "upkeep": str(method.upkeep),
             "why": method.why,
+            "follows": bool(self.facts.pipeline and self.facts.pipeline.follows),
             "runs": self.facts.state in ("behind", "failed", "never ran") and self.facts.behind > 0,
             "changed": sorted(self.facts.changed),
             "inputs": [
@@ -286,6 +300,8 @@ def print_runs(name: str, runs: Sequence[Run]) -> None:
 
 def _run_row(one: Run) -> tuple[str, ...]:
     result = f"failed: {one.error}" if one.error else one.why
+    if one.batches and not one.error:
+        result += f", {one.batches:,} {'batch' if one.batches == 1 else 'batches'}"
     if one.violations:
         counts = [f"{write_count(count, 'row')} do not meet {what}" for what, count in one.violations.items()]
         result += f"; {', '.join(counts)}"

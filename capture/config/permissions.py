@@ -28,6 +28,7 @@ class Role(StrEnum):
     PURGE = "purge"
     RESTORE = "restore"
     OPERATOR = "operator"
+    FOLLOWER = "follower"
 
 
 def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipelines: str = "") -> Permissions:
@@ -38,7 +39,9 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipel
     `reader` reads the archive and verifies it. `purge` and `restore` are for the commands of that name. With `setup`
     the role also creates missing buckets. `pipelines` is the name of the pipelines' election, if there are pipelines: a
     `leader` can also be elected to run them, and an `operator`, who may do what a reader may, can ask that leader to
-    run, rerun, pause and resume them. ConfigError for an operator if there are none.
+    run, rerun, pause and resume them. A `follower` is the user as whom Spark reads the stream for pipelines that follow
+    it (`[spark] source_options`); a `leader` whose pipelines do may do that, too. ConfigError for an operator if there
+    are no pipelines.
     """
     buckets = (STATE, ELECTIONS, *([MEMBERS] if config.group else []))
     made = api_subjects(*(f"STREAM.CREATE.KV_{bucket}" for bucket in buckets)) if setup else ()
@@ -47,7 +50,10 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipel
         if not pipelines:
             raise ConfigError("an operator asks for runs of pipelines, and the configuration names none: give --config")
         return found + Permissions((f"$KV.{STATE}.pipelines.{pipelines}",))
-    return found + candidate(PIPELINES.election(pipelines)) if pipelines and role == Role.LEADER else found
+    if pipelines and role == Role.LEADER:
+        found += candidate(PIPELINES.election(pipelines))
+        found += _follower(config) if any(one.follows for one in config.pipeline) else Permissions(())
+    return found
 
 
 def _node(config: CaptureConfig) -> Permissions:
@@ -81,6 +87,11 @@ def _reader(config: CaptureConfig) -> Permissions:
     return Permissions(own) + _HEADS + bucket_reader(STATE) + groups
 
 
+def _follower(config: CaptureConfig) -> Permissions:
+    verbs = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+    return Permissions(api_subjects(*(f"{verb}.{config.stream}" for verb in verbs)))
+
+
 def _purge(config: CaptureConfig) -> Permissions:
     verbs = (f"STREAM.PURGE.{config.stream}", f"CONSUMER.LIST.{config.stream}", "STREAM.LIST")
     return _reader(config) + Permissions(api_subjects(*verbs))
@@ -106,4 +117,5 @@ _ROLES = {
     Role.PURGE: _purge,
     Role.RESTORE: _restore,
     Role.OPERATOR: _reader,
+    Role.FOLLOWER: _follower,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,25 +13,26 @@ from capture.archive import chain
 from capture.archive.chain import Head, latest_offline
 from capture.archive.heads import PIPELINES, newest_readers
 from capture.archive.iceberg_state import Iceberg
-from capture.archive.identity import require_archive
+from capture.archive.identity import list_claimed, require_archive
 from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import held_of
 from capture.archive.index.version import Total
 from capture.archive.manifest import Manifest, Stored
-from capture.archive.sequences import Sequences
+from capture.archive.sequences import WIDEST, Sequences
 from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
 from capture.archive.trust import read_trusted_documents
 from capture.config.pipelines import archives, pipelines_name, pipelines_store, pipelines_trust, read_pipelines
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError, NoArchiveError
+from capture.ingest.source import stream_info
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Part
-from capture.pipelines.document import Pipelines, PipelineTable, Run, progress_of
+from capture.pipelines.document import STREAM, Pipelines, PipelineTable, Run, progress_of
 from capture.pipelines.run import QUARANTINE, Method, choose_method
 from capture.reading.inventory import Inventory
 from capture.stores import Store, open_store
-from natty import Natty
+from natty import Natty, StreamNotFoundError
 
 MOST_LOOKED = 20_000
 """Objects that are looked at to find since when messages wait."""
@@ -41,6 +42,8 @@ MOST_LOOKED = 20_000
 class InputFacts:
     """An input of a pipeline. Of a stream, the table has the messages in `held`, and the archive also those in `new`.
 
+    If the table follows the stream, `after` are the sequences up to its end that come after those in the table.
+
     Of another pipeline's table, it has the rows of the runs up to `run`; the last one is `last`. `count` is the number
     of new messages or rows.
     """
@@ -48,6 +51,7 @@ class InputFacts:
     name: str
     held: Sequences | None = None
     new: Sequences = field(default_factory=Sequences)
+    after: Sequences = field(default_factory=Sequences)
     run: int = 0
     last: int = 0
     count: int = 0
@@ -231,6 +235,33 @@ class PipelineView:
         """Return exactly the sequences of a stream whose messages a pipeline's table has."""
         return await held_of(self._index, self.document.progress, progress_of(name, stream))
 
+    def follows(self, name: str) -> bool:
+        """Return whether a pipeline follows its stream, or has lately done so."""
+        pipeline, table = self.pipelines.get(name), self.document.tables.get(name)
+        return bool(pipeline and pipeline.follows) or any(one.why == STREAM for one in (table.runs if table else ()))
+
+    async def find_streamed(self, name: str, stream: str, held: Sequences) -> Sequences:
+        """Return those of these sequences of a table that may have come from the stream: it has or had them.
+
+        Without a server, all may. None of them if the pipeline does not follow it, or if it is another one by now.
+        """
+        if not self.follows(name):
+            return Sequences()
+        if self._natty is None:
+            return held
+        state = await self._find_state(stream)
+        return held.within(1, state["last_seq"]) if state else Sequences()
+
+    async def _find_state(self, stream: str) -> Mapping[str, int]:
+        """Return the state of a captured stream; empty if it does not exist, or is another one by now. NattyError."""
+        assert self._natty is not None
+        created = {one.stream: one.created for one in await list_claimed(open_store(self.streams[stream].store))}
+        try:
+            info = await stream_info(self._natty, stream)
+        except StreamNotFoundError:
+            return {}
+        return info["state"] if info["created"] == created.get(stream) else {}
+
     async def find_oldest(self, stream: str, wanted: Sequences) -> float:
         """Return when the oldest object with one of these sequences was stored, in Unix seconds; 0 if it is not known.
 
@@ -267,7 +298,11 @@ class PipelineView:
         held = await self.read_progress(name, read)
         inventory = await self.open_archive(read)
         new = await inventory.find_held(read) - held if inventory else Sequences()
-        return InputFacts(name=read, held=held, new=new, count=len(new))
+        after = Sequences()
+        if self._natty is not None and self.follows(name):
+            last = (await self._find_state(read)).get("last_seq", 0)
+            after = Sequences.from_range(max(held.last if held else 0, last - WIDEST + 1) + 1, last)
+        return InputFacts(name=read, held=held, new=new, after=after, count=len(new | after))
 
     async def open_archive(self, stream: str) -> Inventory | None:
         """Return what the archive of a stream has, read once; None if there is no archive yet."""

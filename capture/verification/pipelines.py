@@ -34,14 +34,16 @@ class InputCheck:
 
     `waiting` are in the archive and not in the table: the next run reads them. The oldest object with one of them was
     stored at `since` (Unix seconds; 0: not known). `removed` are in the table, and retention has removed them from the
-    archive. `strange` are in the table, and the archive never had them. Of another pipeline, the table has the rows of
-    the runs up to `run`, and `last` is the last one.
+    archive. `uncaptured` are in the table, and came from the stream: the archive does not have them, or not yet.
+    `strange` are in the table, and the archive never had them, nor the stream, if the table follows it. Of another
+    pipeline, the table has the rows of the runs up to `run`, and `last` is the last one.
     """
 
     name: str
     held: Sequences = field(default_factory=Sequences)
     waiting: Sequences = field(default_factory=Sequences)
     removed: Sequences = field(default_factory=Sequences)
+    uncaptured: Sequences = field(default_factory=Sequences)
     strange: Sequences = field(default_factory=Sequences)
     since: float = 0.0
     is_stream: bool = True
@@ -61,6 +63,9 @@ class InputCheck:
         if self.removed:
             count = write_count(len(self.removed), "message")
             said.append(f"{self.name}: retention has removed {count} of these from the archive")
+        if self.uncaptured:
+            count = write_count(len(self.uncaptured), "message")
+            said.append(f"{self.name}: {count} came from the stream, and are not in the archive yet")
         return said
 
     def as_dict(self) -> dict[str, object]:
@@ -75,6 +80,8 @@ class InputCheck:
             "waiting_runs": _list_runs(self.waiting),
             "waiting_since": self.since or None,
             "removed": len(self.removed),
+            "uncaptured": len(self.uncaptured),
+            "uncaptured_runs": _list_runs(self.uncaptured),
             "strange": len(self.strange),
             "strange_runs": _list_runs(self.strange),
         }
@@ -247,16 +254,19 @@ async def _check_input(view: PipelineView, name: str, table: PipelineTable, read
     held = await view.read_progress(name, read)
     inventory = await view.open_archive(read) if read in view.streams else None
     if inventory is None:
-        return InputCheck(name=read, held=held, strange=held)
+        uncaptured = await view.find_streamed(name, read, held) if read in view.streams and held else Sequences()
+        return InputCheck(name=read, held=held, uncaptured=uncaptured, strange=held - uncaptured)
     stored = await inventory.find_held(read)
     removed = (held - stored) & inventory.removed.get(read, Sequences())
-    waiting = stored - held
+    waiting, others = stored - held, held - stored - removed
+    uncaptured = await view.find_streamed(name, read, others) if others else others
     return InputCheck(
         name=read,
         held=held,
         waiting=waiting,
         removed=removed,
-        strange=held - stored - removed,
+        uncaptured=uncaptured,
+        strange=others - uncaptured,
         since=await view.find_oldest(read, waiting),
     )
 

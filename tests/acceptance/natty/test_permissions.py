@@ -11,12 +11,16 @@ from consuming import until
 from electing import vacated_archive
 from group_members import partitioned
 from hostile import MALFORMED, publish_raw
+from jetstream_ranges import rows_of
 from patient import PATIENCE, PATIENT
 from typer.testing import CliRunner
 
 from capture.archive.heads import PIPELINES
 from capture.cli.app import make_app as make_capture_app
+from capture.errors import CaptureError
 from capture.node.pipeline_requests import ask, read_requests
+from capture.spark.connection_options import write_options
+from capture.spark.jetstream import DefaultSource
 from natty import Natty
 from natty.cli.app import make_app as make_natty_app
 from natty.consuming.dead_letters import DeadLetters
@@ -43,6 +47,7 @@ ROLES = {
     "unaware": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "onlooker": ("capture", "permissions", "reader", "--stream", "ORDERS"),
     "operator": ("capture", "permissions", "operator", "--stream", "ORDERS"),
+    "follower": ("capture", "permissions", "follower", "--stream", "ORDERS"),
     "compaction": ("capture", "permissions", "compaction", "--stream", "ORDERS"),
     "reader": ("capture", "permissions", "reader", "--stream", "ORDERS"),
     "purge": ("capture", "permissions", "purge", "--stream", "ORDERS"),
@@ -55,6 +60,7 @@ PIPELINE = """
 name = "numbers"
 sql = "SELECT n FROM ORDERS"
 mode = "append"
+trigger = "stream"
 """
 """Added to the configuration of the role `derivation`: a leader that can also be elected to run pipelines."""
 CONFIG = """
@@ -232,6 +238,24 @@ def test_a_leader_of_pipelines(guarded):
 
     guarded.run("unaware", refused)  # its configuration names no pipelines
     assert any("ORDERS.pipelines" in line for line in guarded.refused("unaware"))
+
+
+@pytest.mark.parametrize("role", ["follower", "derivation", "unaware"])
+def test_spark_reads_the_stream_as_a_follower_or_as_the_leader(guarded, role, monkeypatch):
+    guarded.run("root", lambda natty: natty.ensure_stream("ORDERS", allow_direct=True))
+    user = {"user": role, "password": PASSWORD, "timeout": 5.0}
+    options, variables = write_options(guarded.server.connect_options() | user)
+    assert PASSWORD not in options.values()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    source = DefaultSource(options | {"stream": "ORDERS"})
+    if role == "unaware":  # a leader whose pipelines do not follow a stream
+        with pytest.raises(CaptureError):
+            rows_of(source)
+        assert any("DIRECT.GET.ORDERS" in line for line in guarded.refused(role))
+    else:
+        assert len(rows_of(source)) >= 20
+        assert guarded.refused(role) == []
 
 
 def test_an_operator_asks_the_leader_of_pipelines(guarded):
