@@ -267,7 +267,7 @@ class PipelineFollower:
         try:
             return coming.result()
         except CaptureError:
-            self._followed = None
+            await self._end_query()
             raise
 
     async def _apply(self, pipeline: Pipeline, table: PipelineTable, batch: Batch) -> None:
@@ -302,7 +302,8 @@ class PipelineFollower:
             )
 
     async def _end_query(self) -> None:
-        """End the query, if it runs."""
+        """End the query, if it runs. Before the next one, the archive gives what leaves the stream until then."""
+        self._catches_up_at = -math.inf
         if self._coming is not None:
             coming, self._coming = self._coming, None
             await cancel_all([coming])

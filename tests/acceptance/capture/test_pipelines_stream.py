@@ -1,9 +1,11 @@
 """Pipelines that follow their stream: real nodes over TLS, real Spark, beside pipelines that read the archive."""
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from capture_chaos_nodes import environment
@@ -23,6 +25,7 @@ from pipeline_nodes import (
 
 from capture.archive.sequences import Sequences
 from capture.config.load import load
+from capture.node.pipeline_requests import ask
 from capture.verification.pipelines import check_pipeline
 from natty import Natty
 from natty.testing import NatsServer
@@ -32,7 +35,10 @@ pytestmark = [pytest.mark.spark]
 
 REVENUE_NOW = REVENUE | {"name": "revenue_now", "trigger": "stream"}
 LARGE_NOW = LARGE | {"name": "large_now", "trigger": "stream"}
-SELDOM = {"limits": {"max_age": 600.0, "max_messages": 1_000_000}, "ack_wait": 1200.0}  # the archive gets nothing until the end
+SELDOM = {
+    "limits": {"max_age": 600.0, "max_messages": 1_000_000},
+    "ack_wait": 1200.0,
+}  # the archive gets nothing until the end
 
 
 @pytest.fixture
@@ -109,4 +115,89 @@ async def test_tables_have_messages_that_the_archive_does_not_have_yet(natty, ru
     await prove(natty, tmp_path, names, 250)
 
 
-__all__ = ["LARGE", "PATIENCE", "REVENUE", "leader_of", "time"]
+def find_below(pid, *words):
+    """Return the processes that a process has started, over others too, whose command has one of these words."""
+    parents, found = {}, []
+    for one in Path("/proc").iterdir():
+        if one.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parents[int(one.name)] = int((one / "stat").read_text().rpartition(") ")[2].split()[1])
+    for one in parents:
+        above = one
+        while above in parents and above != pid:
+            above = parents[above]
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{one}/cmdline").read_text()
+            if above == pid != one and any(word in command for word in words):
+                found.append(one)
+    return found
+
+
+async def until_file(folder):
+    """Wait until a file comes into a folder."""
+    known = set(folder.glob("**/*"))
+    async with asyncio.timeout(4 * PATIENCE):
+        while not set(folder.glob("**/*")) - known:
+            await asyncio.sleep(0.005)
+
+
+async def until_captured(natty, last):
+    async with asyncio.timeout(4 * PATIENCE):
+        while (await natty.jetstream.request(f"CONSUMER.INFO.{STREAM}.capture"))["ack_floor"]["stream_seq"] < last:
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_whatever_is_killed_or_stands_still_both_kinds_of_tables_are_equal(natty, run_node, tmp_path):
+    pipelines = [REVENUE, LARGE, REVENUE_NOW, LARGE_NOW]
+    store, names = str(tmp_path / "archive"), [one["name"] for one in pipelines]
+    table = tmp_path / "archive" / "_pipelines" / "table" / "revenue_now"
+    await natty.ensure_stream(STREAM, subjects=["orders.>"], allow_direct=True)
+    nodes = {name: run_node(name, pipelines) for name in ("one", "two")}
+    await publish(natty, 1, 150)
+    await until_progress(store, names, 150)
+    last = 150
+    for strike in ("kill", "stop", "java"):
+        leader = await leader_of(natty)
+        coming = asyncio.create_task(until_file(table))
+        await publish(natty, last + 1, last + 150)
+        last += 150
+        await coming
+        process = nodes[leader]
+        if strike == "kill":
+            process.kill()
+            process.wait()
+            nodes[leader] = run_node(leader, pipelines)
+        elif strike == "stop":
+            process.send_signal(signal.SIGSTOP)
+            async with asyncio.timeout(4 * PATIENCE):
+                while await leader_of(natty) == leader:
+                    await asyncio.sleep(0.1)
+            await publish(natty, last + 1, last + 50)
+            last += 50
+            process.send_signal(signal.SIGCONT)
+        else:
+            javas = find_below(process.pid, "SparkSubmit")
+            assert javas
+            for one in javas:
+                os.kill(one, signal.SIGKILL)
+        await until_progress(store, names, last)
+    for name in ("revenue_now", "large_now"):
+        await ask(natty, STREAM, name, "pause", by="test")
+    async with asyncio.timeout(4 * PATIENCE):
+        while not all([(await read_document(store)).tables[name].paused for name in ("revenue_now", "large_now")]):
+            await asyncio.sleep(0.2)
+    await publish(natty, last + 1, last + 100)
+    last += 100
+    await until_captured(natty, last)
+    await natty.jetstream.request(f"STREAM.PURGE.{STREAM}")  # before they were followed
+    for name in ("revenue_now", "large_now"):
+        await ask(natty, STREAM, name, "resume", by="test")
+    await publish(natty, last + 1, last + 30)
+    last += 30
+    await until_progress(store, names, last)
+    assert read_tables(store, names) == expected(last) | expected_now(last)
+    await prove(natty, tmp_path, names, last)
+    runs = [run for one in (await read_document(store)).tables.values() for run in one.runs]
+    assert {"stream", "new"} <= {one.why for one in runs}
+    assert len({one.token for one in runs}) > 1
