@@ -43,9 +43,10 @@ def _list_figures(one: PipelineState, now: float) -> list[tuple[str, str, float 
             ("good_run_age_seconds", "Seconds since the end of the last good run.", max(0.0, now - one.good))
         )
     if last := one.last:
+        took = None if last.batches else max(0.0, last.ended - last.began)  # batches have pauses between them
         figures += [
             ("last_run_age_seconds", "Seconds since the end of the last run.", max(0.0, now - last.ended)),
-            ("last_run_seconds", "Duration of the last run.", max(0.0, last.ended - last.began)),
+            ("last_run_seconds", "Duration of the last run.", took),
             ("last_run_failed", "Whether the last run failed.", bool(last.error)),
             ("last_run_rows_in", "New rows that the last run read.", last.rows_in),
             ("last_run_rows_out", "Rows that the last run wrote.", last.rows_out),

@@ -33,7 +33,10 @@ NOT_KNOWN = "not known"
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is reported: times are Unix seconds, sizes bytes. `error` says why it failed."""
+    """A run as it is reported: times are Unix seconds, sizes bytes. `error` says why it failed.
+
+    It may stand for several `batches` of a stream, one after the other.
+    """
 
     number: int
     began: float
@@ -44,6 +47,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out: int
     leader: str
     error: str = ""
+    batches: int = 0
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +217,7 @@ def _list_recent(runs: Sequence[Run]) -> list[RunState]:
             bytes_out=one.bytes_out,
             leader=one.leader,
             error=one.error,
+            batches=one.batches,
         )
         for one in runs[-RECENT:]
     ]
