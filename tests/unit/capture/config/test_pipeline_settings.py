@@ -247,3 +247,40 @@ def test_documents_of_pipelines_are_signed_for_the_name_by_which_they_are_checke
     assert signer is not None
     assert signer.archive == name
     pipelines_trust(config).check_document("_pipeline/1-1.json", signer.sign("_pipeline/1-1.json", b'{"number":1}'))
+
+
+FOLLOWING = """
+[[pipeline]]
+name = "now"
+sql = "SELECT a FROM revenue"
+mode = "append"
+trigger = "stream"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            REVENUE + FOLLOWING,
+            'pipeline now: trigger = "stream" reads a stream, and revenue is a pipeline. Use trigger = "schedule"',
+        ),
+        (
+            'filter_subjects = ["a", "b"]\n' + FOLLOWING.replace("revenue", "S"),
+            "reads one subject, or all: filter_subjects of S has several",
+        ),
+        (
+            "encrypt = true\n" + FOLLOWING.replace("revenue", "S"),
+            "writes a table that is not encrypted, and its archive is (encrypt = true)",
+        ),
+    ],
+)
+def test_what_a_pipeline_follows_must_be_what_its_archive_has(file: Path, text: str, said: str) -> None:
+    file.write_text(PLAIN + text)
+    assert any(said in one for one in problems(gather_settings(file, {}, environment={})))
+
+
+def test_a_trigger_may_change_in_a_running_node(file: Path) -> None:
+    text = FOLLOWING.replace("revenue", "S")
+    change = plan_reload(read(text.replace("stream", "schedule"), file), read(text, file))
+    assert change.changed == ["pipeline: now changed"]

@@ -40,6 +40,40 @@ def test_a_pipeline_that_can_not_be_is_refused_by_its_name(said, why):
     assert str(said.get("name", "revenue")) in str(error.value)
 
 
+def follow(**said):
+    return upsert(trigger="stream", **said)
+
+
+def test_pipelines_that_compute_rows_of_new_messages_can_follow_a_stream():
+    follow().check()
+    follow(sql="SELECT country, day FROM ORDERS").check()
+    Pipeline(name="customers", kind="latest", inputs=["ORDERS"], key="subject", trigger="stream").check()
+    Pipeline(name="f", python="my.jobs:f", inputs=["ORDERS"], mode="append", trigger="stream").check()
+    assert (follow().times().every, follow(schedule="every 1s").times().every) == (5.0, 1.0)
+    assert upsert().times().every == 300.0
+    assert follow().definition == upsert().definition, "it may change at any time"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"schedule": "0 3 * * *"}, "its schedule can't be a cron expression"),
+        ({"mode": "replace"}, 'mode = "replace" needs all messages. Use trigger = "schedule"'),
+        (
+            {"sql": "SELECT country, day, count(DISTINCT a) AS n FROM ORDERS GROUP BY 1, 2"},
+            "needs others again: COUNT(DISTINCT a) needs all messages of a group",
+        ),
+        ({"sql": "SELECT country, day FROM ORDERS JOIN B USING (x)"}, "and it reads 2 tables"),
+        ({"sql": "SELECT country, day FROM ORDERS ORDER BY 1"}, "needs others again: it has an ORDER BY"),
+    ],
+)
+def test_a_pipeline_that_has_to_read_all_messages_can_not_follow_a_stream(said, why):
+    with pytest.raises(ConfigError) as error:
+        follow(**said).check()
+    assert why in str(error.value)
+    assert str(error.value).startswith("pipeline revenue: ")
+
+
 def test_pipelines_follow_those_that_they_read():
     one = upsert(name="one", sql="SELECT a FROM two", key="a")
     two = upsert(name="two", sql="SELECT a FROM S", key="a")
