@@ -39,7 +39,9 @@ from natty import LeadershipLostError, Natty, NattyError
 from natty.wire.background import cancel_all, wait_until_set
 
 CATCH_UP, CATCH_UP_SOON = 300.0, 30.0
-"""Seconds between two runs over the archive; and until the next one if a batch may have missed messages."""
+"""Seconds between two runs over the archive: at most, and while messages may be missing."""
+DOUBT = 120.0
+"""Seconds within which the archive gets what the stream does not have any more."""
 WAIT = 5.0
 """Seconds until the next look at the configuration, and for an archive that has not begun."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -116,6 +118,7 @@ class PipelineFollower:
     _failures: int = 0
     _rests_until: float = -math.inf
     _catches_up_at: float = -math.inf
+    _doubts_until: float = -math.inf
     _followed: Pipeline | None = None  # whose query runs
     _created: str = ""  # the time of the stream that was captured
     _after: int = -1  # the last batch that is committed
@@ -201,7 +204,8 @@ class PipelineFollower:
         leading = self.runner.leading
         inputs = PipelineInputs(self.natty, self.config(), leading, await leading.read(self.runner.clock()))
         gathered = await self.runner.run(pipeline, self._others(), partial(inputs.gather, pipeline), asked)
-        self._catches_up_at = self.elapsed() + CATCH_UP
+        now = self.elapsed()
+        self._catches_up_at = now + (CATCH_UP_SOON if now < self._doubts_until else CATCH_UP)
         if gathered and gathered.anew:  # the table has less of the stream than before
             await self._end_query()
 
@@ -242,6 +246,7 @@ class PipelineFollower:
         }
         await self.deriver.follow(Following(pipeline=self.name, options=options, every=pipeline.times().every))
         self._followed, self._after = pipeline, -1
+        self._doubt()
         return True
 
     async def _look(self, stream: str) -> StreamFacts:
@@ -288,9 +293,14 @@ class PipelineFollower:
             await self._end_query()
             raise
         if sequences.first != self._position or sequences.last - sequences.first + 1 != len(sequences):
-            self._catches_up_at = min(self._catches_up_at, self.elapsed() + CATCH_UP_SOON)  # or these were deleted
+            self._doubt()  # or messages were deleted
         self._position = sequences.last + 1
         self._after = batch.number
+
+    def _doubt(self) -> None:
+        """Run over the archive again soon, since messages may have left the stream that only the archive will have."""
+        self._doubts_until = self.elapsed() + DOUBT
+        self._catches_up_at = min(self._catches_up_at, self.elapsed() + CATCH_UP_SOON)
 
     async def _check_stream(self, stream: str, last: int) -> None:
         """Raise CaptureError unless the stream is the one that was captured, and has not ended before `last`."""

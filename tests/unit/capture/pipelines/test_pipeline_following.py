@@ -102,6 +102,23 @@ async def test_what_a_batch_missed_is_looked_for_in_the_archive_soon(tmp_path):
     await following.end()
 
 
+async def test_what_left_the_stream_and_came_late_into_the_archive_is_added_soon(tmp_path):
+    world, stream, following = await follow(tmp_path)
+    stream.publish(10)
+    await following.until_all()
+    await following.end()
+    stream.publish(10)
+    stream.purge(20)  # before a leader follows, and before the archive has them
+    following = Following(world, stream)
+    for _ in range(5):
+        assert await following.step() == {}
+    await world.store(range(1, 21))
+    following.now += 61.0
+    await following.until_all()
+    assert await following.read_progress() == Sequences.from_range(1, 20)
+    await following.end()
+
+
 @pytest.mark.parametrize(
     ("held", "first", "begins"),
     [
