@@ -75,7 +75,7 @@ async def publish(natty: Natty, seconds: float, rate: float, acked: list[float])
     async def one(number: int) -> None:
         body = {"country": "abcdefgh"[number % 8], "total": number % 100}
         ack = await natty.publish(f"orders.{number % 8}", json.dumps(body).encode())
-        acked[ack.sequence - 1] = time.time()
+        acked[ack.seq - 1] = time.time()
 
     began, number = time.monotonic(), 0
     while time.monotonic() < began + seconds:
