@@ -205,7 +205,10 @@ class Plan:
             yield f"pipeline {one.name} waits for the first run of {', '.join(waiting)}."
             return
         if not any(each.new or each.held is None for each in one.inputs) or not one.behind:
-            yield f"pipeline {one.name} has nothing to do: its table has everything that its inputs have."
+            if one.pipeline and one.pipeline.follows:
+                yield f"A run over the archive would find nothing new for pipeline {one.name}."
+            else:
+                yield f"pipeline {one.name} has nothing to do: its table has everything that its inputs have."
             return
         if one.state == "paused":
             yield f"pipeline {one.name} is paused: it runs only on request."

@@ -3,24 +3,29 @@
 import json
 import os
 import random
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from derivations import Table
 from jetstream_ranges import rows_of, source_of
 from patient import PATIENT
-from spark_blocks import parquet_block
+from spark_blocks import QUICK, parquet_block
 
 from capture.archive.sequences import Sequences
 from capture.errors import SparkError
 from capture.pipelines.derivation import Following, Input
+from capture.spark import SparkDriver, SparkOptions
 from capture.spark.connection_options import write_options
 from natty import Natty
+from natty.elections.guard import members
+from natty.testing import NatsServer, ServerOptions
 
 pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
 
 SCHEMA = "country STRING, total DECIMAL(18,2), n BIGINT"
 NAME = "followed"
+PASSWORD = "do-not-show-me"
 
 
 class Followed(Table):
@@ -126,7 +131,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [one if one in ("append", "merge") else pytest.param(one, marks=pytest.mark.long) for one in KINDS]
+)
 async def test_micro_batches_give_what_one_run_over_the_archive_gives(driver, store, stream, natty, nats_server, kind):
     table = Followed(driver, store, stream, schema=SCHEMA, **KINDS[kind])
     await table.follow(nats_server)
@@ -197,3 +204,26 @@ async def test_a_query_that_ends_says_why(driver, store, stream, natty, nats_ser
     with pytest.raises(SparkError, match=f"query of pipeline {NAME} has ended: there is no stream {stream}"):
         await table.step()
     await driver.unfollow(NAME)
+
+
+@pytest.mark.long
+async def test_a_password_is_in_the_environment_only_and_on_no_command_line(
+    natty_tls, nats_server_binary, tmp_path, store
+):
+    options = ServerOptions(authorization=f"authorization {{ user: me, password: {PASSWORD} }}")
+    log = tmp_path / "driver.log"
+    with NatsServer(options, folder=tmp_path / "nats", tls_files=natty_tls, binary=nats_server_binary) as server:
+        link = {**server.connect_options(), "user": "me", "password": PASSWORD}
+        async with Natty(**link, **PATIENT) as natty, SparkDriver(SparkOptions(properties=QUICK), log=log) as driver:
+            await natty.create_stream("S", subjects=["S.>"], allow_direct=True)
+            await publish(natty, "S", range(1, 21))
+            given, driver.variables = write_options(link)
+            given |= {"stream": "S", "failOnDataLoss": "false"}
+            await driver.follow(Following(pipeline=NAME, options=given, every=0.1))
+            batch = await driver.next_batch(NAME, -1)
+            assert Sequences.from_text(batch.sequences) == Sequences.from_range(1, 20)
+            places = [Path(f"/proc/{pid}") for pid in members(driver.session)]
+            assert any(PASSWORD in (one / "environ").read_text() for one in places)
+            assert not any(PASSWORD in (one / "cmdline").read_text() for one in places)
+            await driver.unfollow(NAME)
+    assert PASSWORD not in log.read_text()

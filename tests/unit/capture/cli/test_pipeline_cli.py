@@ -11,10 +11,15 @@ from capture_command import CaptureCommand
 from pipeline_tables import PipelineTables, file, table
 
 from capture.archive.iceberg_state import Iceberg
+from capture.archive.sequences import Sequences
+from capture.cli.pipeline_pages import Plan, print_runs
 from capture.config.load import load
 from capture.config.pipelines import read_pipelines
 from capture.maintenance.merge.schema_evolution import write_columns
+from capture.pipelines.definition import Pipeline
 from capture.pipelines.document import PipelineTable, Run
+from capture.pipelines.run import choose_method
+from capture.reading.pipeline_view import InputFacts, PipelineFacts
 
 CONFIG = """
 stream = "ORDERS"
@@ -413,3 +418,21 @@ def test_history_has_no_line_that_a_terminal_would_cut(command, world, columns):
         assert (status, err) == (0, "")
         assert all(len(line) <= columns or line.startswith(" result ") for line in out.splitlines())
         assert "1970-01-01T00:" in out
+
+
+def test_the_plan_of_a_pipeline_that_follows_a_stream_says_what_comes_from_there():
+    pipeline = Pipeline(name="now", sql="SELECT a FROM ORDERS", mode="append", trigger="stream", schedule="every 2s")
+    held, after = Sequences.from_range(1, 3), Sequences.from_range(4, 9)
+    read = InputFacts(name="ORDERS", held=held, after=after, count=6)
+    facts = PipelineFacts(name="now", pipeline=pipeline, method=choose_method(pipeline, {}), inputs=[read])
+    said = list(Plan(facts, [], []).sentences())
+    assert said == [
+        "pipeline now follows ORDERS: at most every 2s a batch of new messages; 6 messages of it are still to come.",
+        "A run over the archive would find nothing new for pipeline now.",
+    ]
+    assert Plan(facts, [], []).as_dict()["follows"] is True
+
+
+def test_batches_of_a_stream_are_a_row_of_the_history(capsys):
+    print_runs("now", [Run(number=7, began=1.0, ended=61.0, rows_in=60, why="stream", batches=12)])
+    assert capsys.readouterr().out.splitlines()[-1].rstrip().endswith("stream, 12 batches")

@@ -9,13 +9,16 @@ import pytest
 from following import Following, begin
 from pipeline_world import ALL, SUMS, Killed, Striking, World, run_struck
 
+from capture.archive.iceberg_state import Expiry
 from capture.archive.sequences import Sequences
 from capture.errors import PipelineError, SparkError
+from capture.iceberg import Exposer
 from capture.node.pipeline_follower import CATCH_UP, MOST_BACK, find_beginning
 from capture.node.pipeline_requests import Request
 from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.document import LONGEST, PipelineTable, Run
 from capture.testing import MemoryHead
+from capture.verification.pipelines import check_pipeline
 
 ALL_NOW = msgspec.structs.replace(ALL, trigger="stream")
 SUMS_NOW = msgspec.structs.replace(SUMS, trigger="stream")
@@ -372,6 +375,27 @@ async def test_a_document_does_not_grow_with_the_commits_of_a_grace_time(tmp_pat
         world.now += 10_000.0
         assert len({one.path for one in await world.home.list("table/")}) <= 3 + 3 + len(state)
     await check(world, stream)
+    await following.end()
+
+
+async def test_snapshots_of_batches_are_kept_for_a_minute_and_those_of_runs_for_longer(tmp_path):
+    world = World(tmp_path, [SUMS_NOW])
+    stream = await begin(world)
+    following = Following(world, stream, exposure=Exposer(world.home, Expiry(keep_for=3600.0)))
+    stream.publish(5)
+    await world.store(range(1, 6))
+    await following.until_all()  # by a run over the archive
+    for _ in range(40):
+        stream.publish(1)
+        world.now += 5.0
+        await following.until_all()
+    document = await following.leading.read(world.now)
+    first, *others = document.iceberg["sums"].snapshots
+    assert not first.is_brief
+    assert all(one.is_brief and one.made >= world.now - 75.0 for one in others[1:])
+    assert 5 <= len(others) <= 20
+    found = await check_pipeline(None, world.config, "sums")
+    assert (found.status, found.problems) == (0, ()), found.sentences()
     await following.end()
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM
+from following import Following, begin
 from pipeline_world import ALL, SUMS, World
 
 from capture.archive import chain
@@ -23,6 +24,7 @@ from capture.archive.sequences import Sequences
 from capture.errors import ConfigError, NoArchiveError
 from capture.iceberg import Exposer
 from capture.pipelines.document import Pipelines, PipelineTable
+from capture.reading.pipeline_view import PipelineView
 from capture.testing import MemoryHead
 from capture.verification.audit import UNVOUCHED
 from capture.verification.pipelines import check_pipeline
@@ -344,3 +346,40 @@ async def test_a_table_of_a_pipeline_has_the_rows_of_runs(world):
     await world.recommit(lambda document: msgspec.structs.replace(document, tables={**document.tables, "top": table}))
     found = await world.check("top")
     assert found.problems == ("every: the table has the runs up to 4, and there were 1",)
+
+
+async def test_messages_that_came_from_the_stream_are_no_fault_if_it_has_or_had_them(tmp_path):
+    world = World(tmp_path, [msgspec.structs.replace(SUMS, trigger="stream")])
+    stream = await begin(world)
+    following = Following(world, stream)
+    stream.publish(10)
+    await following.until_all()
+    await world.store([1, 2, 3])
+    await following.end()
+    found = await check_pipeline(None, world.config, "sums")
+    (read,) = found.inputs
+    assert (found.status, found.problems) == (0, ()), found.sentences()
+    assert (read.uncaptured, read.strange) == (of(*range(4, 11)), of())
+    assert "- ORDERS: 7 messages came from the stream, and are not in the archive yet" in found.sentences()
+    assert read.as_dict()["uncaptured_runs"] == [[4, 10]]
+
+    class Asked(PipelineView):
+        async def _find_state(self, stream):
+            return state
+
+    view = await Asked.open(world.config)
+    view._natty = object()  # a server answers
+    state = {"first_seq": 9, "last_seq": 9}
+    assert await view.find_streamed("sums", STREAM, of(8, 9, 10)) == of(8, 9), "it never had 10"
+    state = {}
+    assert await view.find_streamed("sums", STREAM, of(8, 9, 10)) == of(), "it is another stream"
+    world.config = msgspec.structs.replace(world.config, pipeline=[SUMS])
+    state = {"first_seq": 9, "last_seq": 9}
+    assert (await Asked.open(world.config)).follows("sums"), "it lately followed"
+
+
+async def test_messages_that_only_the_stream_has_make_a_table_that_reads_the_archive_wrong(world):
+    state = world.archive.heads[Manifest]
+    manifest = seal(Manifest(), 9, state.head)
+    await world.archive.store.put(document_path(Manifest, manifest.number, 9), msgspec.json.encode(manifest))
+    assert (await world.check()).inputs[0].strange == of(*range(1, 8))
