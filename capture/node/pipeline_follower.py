@@ -28,7 +28,7 @@ from capture.node.pipeline_requests import Request
 from capture.node.pipeline_runner import PipelineRunner, Troubles, explain_change, time_to_retry
 from capture.pipelines.commits import Change
 from capture.pipelines.definition import Pipeline
-from capture.pipelines.derivation import INFER, Batch, Following, Input, StreamDeriver
+from capture.pipelines.derivation import INFER, Batch, Following, Held, Input, StreamDeriver
 from capture.pipelines.document import STREAM, PipelineTable
 from capture.pipelines.run import Gathered, Method
 from capture.reading.live import check_same
@@ -345,9 +345,10 @@ def find_beginning(progress: Sequences, first: int) -> int:
 def gather_held(pipeline: Pipeline, table: PipelineTable, new: Sequences, batch: Batch) -> Gathered:
     """Return what a run reads of the batch that Spark holds. ConfigError if the type of payloads can't be loaded."""
     [stream] = pipeline.reads
+    given = "" if len(new) == batch.count else new.to_text()
     held = Input(
         store="",
-        held=new.to_text(),
+        held=Held(number=batch.number, count=len(new), bytes=batch.bytes, given=given),
         is_plain=True,
         payload_schema=choose_schema(pipeline, table.payload_schemas, stream),
         since_ns=table.since_ns,

@@ -35,6 +35,19 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     given: str = ""
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run takes of the batch with this `number` that the pipeline's streaming query holds: `count` messages.
+
+    They are those of the `given` sequences (`Sequences.to_text`); "" means all of the batch. `bytes` is the size of all
+    payloads of the batch.
+    """
+
+    number: int
+    count: int
+    bytes: int
+    given: str = ""
+
+
 class Input(msgspec.Struct, frozen=True, kw_only=True):
     """A table that a query names: a stream's messages, or the rows of another pipeline.
 
@@ -45,13 +58,13 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     they are null. With `is_plain` messages are as a stream gives them: without typed columns, and without what only
     their capture knows. `columns` are those of another pipeline's table; "" for messages. `store` is the URL of the
     objects' store, `key_file` has the keys of encrypted ones. Only messages that the stream stored at or after
-    `since_ns` (Unix nanoseconds) are rows. With `held`, new are these sequences (`Sequences.to_text`) of the batch that
-    the pipeline's streaming query holds, instead of `new`.
+    `since_ns` (Unix nanoseconds) are rows. With `held`, new are messages that the pipeline's streaming query holds,
+    instead of `new`.
     """
 
     store: str
     new: list[Part] = []
-    held: str = ""
+    held: Held | None = None
     is_plain: bool = False
     all: list[Part] = []
     payload_schema: str = ""

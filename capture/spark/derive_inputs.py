@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial, reduce
 
 import msgspec
@@ -78,8 +78,9 @@ class Source:
     def _frame(self, parts: Sequence[Part], held: DataFrame | None = None) -> DataFrame:
         if self.given.columns:
             return self._rows_of_pipeline(parts)
-        if held is not None:
-            messages = map_in_arrow(held, partial(take_given, self.given.held), held.schema)
+        if held is not None and self.given.held:
+            some = self.given.held.given
+            messages = map_in_arrow(held, partial(take_given, some), held.schema) if some else held
         else:
             messages = self._messages(parts)
         if self.given.is_plain:
@@ -148,7 +149,7 @@ class Source:
 def count_new(given: Input) -> int:
     """Return the number of new rows of an input."""
     if given.held:
-        return len(Sequences.from_text(given.held))
+        return given.held.count
     return sum(len(Sequences.from_text(one.given)) if one.given else one.stored.count for one in given.new)
 
 
@@ -185,9 +186,10 @@ def find_encrypted(given: Input) -> str:
     return next((one.path for one in objects if ENDING in one.format.split(".")[1:]), "")
 
 
-def size_of(parts: Iterable[Part]) -> int:
-    """Return the bytes of the parts' objects."""
-    return sum(one.stored.bytes for one in parts)
+def size_of(given: Input) -> int:
+    """Return the bytes of the objects that a run reads of an input, or of the payloads that a query holds."""
+    held = given.held.bytes if given.held else 0
+    return held + sum(one.stored.bytes for one in (*given.new, *given.all))
 
 
 def _read(

@@ -115,7 +115,7 @@ class _Run:
 
     def _size_jobs(self) -> None:
         asked, conf = self._asked, self._scope.conf
-        inputs = sum(size_of((*one.new, *one.all)) for one in asked.inputs.values())
+        inputs = sum(map(size_of, asked.inputs.values()))
         size = inputs + sum(one.bytes for one in asked.files)
         cores = self._scope.sparkContext.defaultParallelism
         self._partitions = min(MOST_PARTITIONS, max(cores, -(-size // PARTITION_BYTES)))

@@ -151,9 +151,10 @@ class Driver:
                 return query(self._spark, request)
             case Derive():
                 self._use_own_pool()
-                held = any(one.held for one in request.derivation.inputs.values())
-                batch = self._queries.find(request.derivation.pipeline).held if held else None
-                return derive(self._spark, request.derivation, batch)
+                asked = request.derivation
+                held = next((one.held for one in asked.inputs.values() if one.held), None)
+                batch = self._queries.find(asked.pipeline).take(held.number) if held else None
+                return derive(self._spark, asked, batch)
             case Follow():
                 self._queries.start(request.following)
                 return Done()

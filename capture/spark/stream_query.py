@@ -80,12 +80,13 @@ class StreamQuery:
     def __repr__(self) -> str:
         return f"StreamQuery({self._asked.pipeline}, {self._held and self._held[1]})"
 
-    @property
-    def held(self) -> DataFrame:
-        """The messages of the batch that is held. SparkError if there is none."""
+    def take(self, number: int) -> DataFrame:
+        """Return the messages of the batch with this number. SparkError if it is not held."""
         with self._changed:
-            if self._held is None:
-                raise SparkError(f"the streaming query of pipeline {self._asked.pipeline} holds no batch any more")
+            if self._held is None or self._held[1].number != number:
+                raise SparkError(
+                    f"the streaming query of pipeline {self._asked.pipeline} does not hold batch {number} any more"
+                )
             return self._held[0]
 
     def start(self, spark: SparkSession) -> None:

@@ -75,7 +75,11 @@ class BatchDeriver(ArrowDeriver):
         [given] = asked.inputs.values()
         if given.held:
             assert self.following is not None
-            assert not Sequences.from_text(given.held) - Sequences.from_text(self.held.sequences)
+            whole = Sequences.from_text(self.held.sequences)
+            taken = Sequences.from_text(given.held.given) if given.held.given else whole
+            assert given.held.number == self.held.number
+            assert given.held.count == len(taken)
+            assert not taken - whole
         return await super().derive(asked)
 
 

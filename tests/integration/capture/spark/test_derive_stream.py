@@ -14,7 +14,7 @@ from spark_blocks import QUICK, parquet_block
 
 from capture.archive.sequences import Sequences
 from capture.errors import SparkError
-from capture.pipelines.derivation import Following, Input
+from capture.pipelines.derivation import Following, Held, Input
 from capture.spark import SparkDriver, SparkOptions
 from capture.spark.connection_options import write_options
 from natty import Natty
@@ -49,7 +49,9 @@ class Followed(Table):
         assert len(sequences) == batch.count
         self.batches.append(sequences)
         if new := sequences - self.progress:
-            await self.run_input(Input(store=self.store.as_uri(), held=new.to_text(), **self.input_settings()))
+            given = "" if new == sequences else new.to_text()
+            held = Held(number=batch.number, count=len(new), bytes=batch.bytes, given=given)
+            await self.run_input(Input(store=self.store.as_uri(), held=held, **self.input_settings()))
         self.progress |= new
         return new
 
