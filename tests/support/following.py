@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import msgspec
 from archived import ARCHIVE, CREATED, STREAM
 from pipeline_world import ArrowDeriver
 
@@ -72,7 +73,7 @@ class BatchDeriver(ArrowDeriver):
         self.following = None
 
     async def derive(self, asked):
-        [given] = asked.inputs.values()
+        [(name, given)] = asked.inputs.items()
         if given.held:
             assert self.following is not None
             whole = Sequences.from_text(self.held.sequences)
@@ -80,6 +81,8 @@ class BatchDeriver(ArrowDeriver):
             assert given.held.number == self.held.number
             assert given.held.count == len(taken)
             assert not taken - whole
+            held = msgspec.structs.replace(given.held, given=taken.to_text())
+            asked = msgspec.structs.replace(asked, inputs={name: msgspec.structs.replace(given, held=held)})
         return await super().derive(asked)
 
 

@@ -92,7 +92,7 @@ class ArrowDeriver:
             one
             for part in given.new
             for one in (Sequences.from_text(part.given) if part.given else Sequences.from_bytes(part.stored.sequences))
-        ] + list(Sequences.from_text(given.held))
+        ] + (list(Sequences.from_text(given.held.given)) if given.held else [])
         if not asked.key:
             table = pa.table({"sequence": sequences}, schema=ROW)
             came = [await self._write(asked, Unit(), table)]
