@@ -11,17 +11,18 @@ from pipeline_nodes import SCHEMA, STREAM, read_document
 from pyiceberg.table import StaticTable
 
 COUNTRIES = ("de", "dk", "se", "no")
+REVENUE = {  # MERGE
+    "sql": (
+        "SELECT country, day, sum(total) AS revenue, count(*) AS orders, min(total) AS smallest,"
+        f" max(total) AS largest, last(total) AS newest FROM {STREAM} WHERE total IS NOT NULL GROUP BY country, day"
+    ),
+    "mode": "upsert",
+    "key": ["country", "day"],
+    "buckets": 2,
+}
 PIPELINES = (
-    {
-        "name": "revenue",  # MERGE
-        "sql": (
-            "SELECT country, day, sum(total) AS revenue, count(*) AS orders, min(total) AS smallest,"
-            f" max(total) AS largest, last(total) AS newest FROM {STREAM} WHERE total IS NOT NULL GROUP BY country, day"
-        ),
-        "mode": "upsert",
-        "key": ["country", "day"],
-        "buckets": 2,
-    },
+    {"name": "revenue", **REVENUE},
+    {"name": "revenue_followed", "trigger": "stream", **REVENUE},
     {
         "name": "large",  # ROWS
         "sql": f"SELECT sequence, country, total FROM {STREAM} WHERE total >= 50",
@@ -83,8 +84,10 @@ def expect(seed, last):
     by_country = defaultdict(list)
     for _, country, total in large:
         by_country[country].append(total)
+    revenue = sorted((*key, sum(a), len(a), min(a), max(a), a[-1]) for key, a in groups.items())
     return {
-        "revenue": sorted((*key, sum(a), len(a), min(a), max(a), a[-1]) for key, a in groups.items()),
+        "revenue": revenue,
+        "revenue_followed": revenue,
         "large": sorted(large),
         "distinct_totals": sorted((country, len(set(a)), len(a)) for country, a in countries.items()),
         "customers": sorted(customers.items()),
