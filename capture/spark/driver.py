@@ -11,7 +11,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Never
 
 import msgspec
 from pyspark.errors import AnalysisException
@@ -66,7 +66,7 @@ def main() -> None:
             answers.send_result(start.id, _pong(spark))
             Driver(spark, answers).serve(requests)
     except Exception as error:
-        traceback.print_exc()
+        _print_fault(error)
         answers.send_failure(start.id, error)
         sys.exit(1)
 
@@ -128,7 +128,7 @@ class Driver:
         """Report that a request failed. Without a JVM, this process ends instead."""
         self._end_without_jvm()
         if not isinstance(error.__cause__ or error, AnalysisException):  # otherwise only the query was wrong
-            traceback.print_exception(error)
+            _print_fault(error)
         self._answers.send_failure(number, error)
 
     def _end_without_jvm(self) -> None:
@@ -136,11 +136,9 @@ class Driver:
         try:
             _pong(self._spark)
         except Exception:
-            print("Spark's JVM has ended: it was killed, or had no memory left", file=sys.stderr, flush=True)
-            os._exit(1)
+            _end_with("Spark's JVM has ended: it was killed, or had no memory left")
         if self._spark.sparkContext._jsc is None:
-            print("a pipeline's function has stopped Spark's session", file=sys.stderr, flush=True)
-            os._exit(1)
+            _end_with("a pipeline's function has stopped Spark's session")
 
     def _result(self, request: Request) -> msgspec.Struct:
         match request:
@@ -192,7 +190,7 @@ class Driver:
         try:
             answers = merger.merge_small(groups)
         except Exception as error:
-            traceback.print_exc()
+            _print_fault(error)
             answers = [Merged(failed=sentence(error)) for _ in groups]
         return {group.output: merged for group, merged in zip(groups, answers, strict=True)}
 
@@ -202,7 +200,7 @@ class Driver:
         try:
             return {group.output: merger.merge(group)}
         except Exception as error:
-            traceback.print_exc()
+            _print_fault(error)
             return {group.output: Merged(failed=sentence(error))}
 
     def _use_own_pool(self) -> None:
@@ -214,6 +212,18 @@ def _pong(spark: SparkSession) -> Pong:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     return Pong(spark=spark.version, java=jvm.java.lang.System.getProperty("java.version"))
+
+
+def _print_fault(error: Exception) -> None:
+    """Print the traceback of an exception. On a full disk that fails, and must not cost the answer."""
+    with suppress(OSError):
+        traceback.print_exception(error)
+
+
+def _end_with(reason: str) -> Never:
+    with suppress(OSError):
+        print(reason, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _be_killed_first() -> None:

@@ -114,7 +114,8 @@ def _send(program: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 def _refuse(text: str, status: int) -> int:
-    print(text, file=sys.stderr)
+    with suppress(OSError):  # a full disk
+        print(text, file=sys.stderr)
     return status
 
 

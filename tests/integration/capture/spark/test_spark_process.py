@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 from patient import PATIENCE, until
 from spark_blocks import QUICK, group, parquet_block, row
 
-from capture.errors import SparkError
+from capture.errors import PipelineError, SparkError
+from capture.pipelines.derivation import Derivation, Input
+from capture.pipelines.upkeep import Upkeep
 from capture.spark import SparkDriver, SparkOptions, class_data, scratch
 from capture.spark.java import choose
 from natty.elections.guard import kill, members
@@ -36,6 +39,27 @@ async def test_no_secret_stands_in_a_command_line_or_a_file(driver):
     [java] = [process for process, line in zip(running, lines, strict=True) if b"SparkSubmit" in line]
     scratch = Path(f"/proc/{java}/cwd").resolve()
     assert (scratch.stat().st_mode & 0o777, (scratch / "properties").exists()) == (0o700, False)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="other systems set no limits of other processes")
+async def test_a_failure_is_answered_although_it_can_not_be_logged(driver, store):
+    """On a full disk nothing can be logged, and whoever waits for the answer must not wait for ever."""
+    await driver.ping()
+    struck = members(driver.session)
+    _, most = resource.prlimit(struck[0], resource.RLIMIT_FSIZE)
+    for process in struck:
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (0, most))
+    asked = Derivation(
+        pipeline="p", store=store.as_uri(), folder="table/p/1/", inputs={"S": Input(store=store.as_uri())},
+        upkeep=Upkeep.WHOLE, python="no_such_module:function",
+    )  # fmt: skip
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(PipelineError, match="no_such_module"):
+            await driver.derive(asked)
+    for process in struck:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (most, most))
+    assert (await driver.ping()).spark
 
 
 async def test_a_merge_that_is_cancelled_has_stopped_and_the_next_request_starts_anew(driver, store):
