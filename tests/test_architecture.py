@@ -99,7 +99,11 @@ HEAVY = {
     },
     "typer": {"natty/cli/", "capture/cli/"},
     "rich": {"natty/cli/", "capture/cli/"},
-    "prometheus_client": {"natty/metrics/telemetry.py", "capture/node/metrics.py"},
+    "prometheus_client": {
+        "natty/metrics/telemetry.py",
+        "capture/node/metrics.py",
+        "capture/node/worker_metrics.py",
+    },
     "opentelemetry": {"natty/wire/tracing.py"},
     "uvloop": {"natty/cli/run.py"},
     "pytest": {"natty/testing/plugin.py"},

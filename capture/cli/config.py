@@ -58,6 +58,7 @@ _FLAGS = {
     "group": "group",
     "member": "member",
     "node_name": "node",
+    "workers": "workers",
     "decoder": "decoder",
     "partition": "partition",
     "block_format": "format",

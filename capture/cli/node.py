@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,15 +19,21 @@ from capture.archive.stored_formats import FORMATS
 from capture.cli import settings
 from capture.config.settings import CaptureConfig, Logging
 from capture.config.streams import each
+from capture.config.workers import count_workers
 from capture.errors import CaptureError, ConfigError
-from capture.node.node import Node, life
-from capture.node.nodes import Several
 from capture.node.shutdown import STOPS
+from capture.node.supervisor import Supervisor, life
+from capture.node.worker_reports import VARIABLE, Family
 from natty import NattyError
 from natty.cli import connect
 from natty.cli.ask import seconds
-from natty.cli.run import EXIT_ERROR, LogFormat, LogLevel, complaint, configure_logging, run_async
+from natty.cli.run import EXIT_ERROR, LogFormat, LogLevel, complaint, configure_logging, run_async, sentences
 from natty.metrics.pages import Guard, guard_of
+
+if TYPE_CHECKING:  # a supervisor does not import what captures: it needs half of the memory
+    from capture.node.node import Node
+    from capture.node.nodes import Several
+    from capture.node.worker import Worker
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): it visits all messages, which are many and in no cycle."""
@@ -52,6 +59,9 @@ def run(
     ] = None,
     member: Annotated[str | None, typer.Option(help="Member of the group; reads only its partitions.")] = None,
     node_name: Annotated[str | None, typer.Option(help="Name of this node; default: host and process.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="Processes that share the work; auto: one for each CPU core.")
+    ] = None,
     decoder: Annotated[str | None, typer.Option(help="Decoder: raw, json, message or module:function.")] = None,
     partition: Annotated[
         str | None, typer.Option(help="Partitioning: time, subject:N, field:NAME, decoder or module:function.")
@@ -86,6 +96,7 @@ def run(
         "group": group,
         "member": member,
         "node": node_name,
+        "workers": workers,
         "decoder": decoder,
         "partition": partition,
         "format": block_format,
@@ -99,13 +110,12 @@ def run(
     def load() -> CaptureConfig:
         return settings.with_pipelines(config, flags, nats)
 
+    if VARIABLE in os.environ:
+        _run_worker(load)
+        return
     wanted = load()
     each(wanted)  # checks the streams
     _configure_log(wanted.logging)
-
-    def on_reload(changed: CaptureConfig) -> None:
-        _configure_log(changed.logging)
-
     guard = None
     if metrics:
         guard = guard_of(
@@ -117,18 +127,84 @@ def run(
         )
     elif metrics_cert or metrics_key or metrics_token_file or metrics_allow_host:
         raise ConfigError("--metrics-cert, -key, -token-file and -allow-host need --metrics")
-    node: Node | Several
-    if wanted.streams:
-        node = Several(wanted, load=load, on_reload=on_reload)
-    else:
-        node = Node(wanted, load=load, on_reload=on_reload)
-    last = _LastResort()
+    if (count := count_workers(wanted)) > 1:
+        supervisor = Supervisor(wanted, count, _list_own_command(), load=load, on_reload=_on_reload)
+        run_async(_serve_and_supervise(supervisor, metrics, guard) if metrics else supervisor.run())
+        return
+    node = _make_node(wanted, load)
+    _run_to_end(_serve_and_run(node, metrics, guard) if metrics else node.run(), _complain)
+
+
+def _make_node(wanted: CaptureConfig, load: Callable[[], CaptureConfig], name: str = "") -> Node | Several:
+    def on_reload(changed: CaptureConfig) -> None:
+        _configure_log(changed.logging, name)
+
+    from capture.node.node import Node
+    from capture.node.nodes import Several
+
+    make = Several if wanted.streams else Node
+    return make(wanted, load=load, on_reload=on_reload)
+
+
+def _run_to_end(work: Coroutine[Any, Any, None], complain: Callable[[str], object]) -> None:
+    """Run a node. `complain` gets its error if a thread that hangs keeps the process from ending."""
+    last = _LastResort(complain)
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     try:
-        run_async(last.after(_serve_and_run(node, metrics, guard) if metrics else node.run()))
+        run_async(last.after(work))
     finally:
         last.cancel()
+
+
+def _run_worker(load: Callable[[], CaptureConfig]) -> None:
+    """Run as one of several workers: the supervisor gets the error that ends this one, and prints it."""
+    from capture.node.worker import Worker
+
+    worker = Worker.take(os.environ)
+
+    def load_mine() -> CaptureConfig:
+        return worker.configure(load())
+
+    def read_figures(running: Node | Several) -> list[Family]:
+        from capture.node import metrics
+
+        return metrics.read_figures(running)
+
+    async def work(node: Node | Several) -> None:
+        async with worker.obey(node, read_figures):
+            await node.run()
+
+    with _report_failure(worker):
+        wanted = load_mine()
+        _configure_log(wanted.logging, wanted.node)
+        _run_to_end(work(_make_node(wanted, load_mine, wanted.node)), worker.fail)
+
+
+@contextlib.contextmanager
+def _report_failure(worker: Worker) -> Iterator[None]:
+    """Report our errors to the supervisor, and exit with status 1."""
+    errors = CaptureError, NattyError
+    try:
+        yield
+    except errors as error:
+        said = [str(error)]
+    except ExceptionGroup as group:  # raised by one of our task groups
+        if group.split(errors)[1] is not None:
+            raise
+        said = sentences(group)
+    else:
+        return
+    worker.fail("; ".join(dict.fromkeys(said)))
+    raise typer.Exit(EXIT_ERROR)
+
+
+def _list_own_command() -> list[str]:
+    """Return the command that started this process: a worker is the same command, with a variable that makes it one."""
+    ours = sys.argv[1:]
+    if sys.orig_argv[-len(ours) :] == ours:
+        return [sys.executable, *sys.orig_argv[1:]]
+    return [sys.executable, "-m", "capture", *ours]
 
 
 def _log_flags(invoked: typer.Context) -> dict[str, Any]:
@@ -137,11 +213,15 @@ def _log_flags(invoked: typer.Context) -> dict[str, Any]:
     return {"logging.level": given["log_level"], "logging.format": given["log_format"]}
 
 
-def _configure_log(wanted: Logging) -> None:
-    """Apply these log settings."""
+def _on_reload(changed: CaptureConfig) -> None:
+    _configure_log(changed.logging)
+
+
+def _configure_log(wanted: Logging, node: str = "") -> None:
+    """Apply these log settings. With the name of a `node`, each line of JSON has it."""
     for name in _leveled:
         logging.getLogger(name).setLevel(logging.NOTSET)
-    configure_logging(LogLevel(wanted.level), LogFormat(wanted.format))
+    configure_logging(LogLevel(wanted.level), LogFormat(wanted.format), {"node": node} if node else {})
     life.setLevel(logging.NOTSET if wanted.level == "error" else logging.INFO)  # two lines for each run of a node
     for name, level in wanted.loggers.items():
         logging.getLogger(name).setLevel(level.upper())
@@ -152,8 +232,8 @@ def _configure_log(wanted: Logging) -> None:
 class _LastResort:
     """Ends the process if a thread that hangs in the store keeps it alive: nothing else ends such a thread."""
 
-    def __init__(self) -> None:
-        self._status, self._message = 0, ""
+    def __init__(self, complain: Callable[[str], object]) -> None:
+        self._status, self._sentence, self._complain = 0, "", complain
         self._timer = threading.Timer(THREADS_END_WITHIN, self._end)
         self._timer.daemon = True
 
@@ -164,7 +244,7 @@ class _LastResort:
         except BaseException as error:
             self._status = EXIT_ERROR
             if isinstance(error, CaptureError | NattyError):
-                self._message = complaint("capture", str(error)) + "\n"
+                self._sentence = str(error)
             raise
         finally:
             for number in STOPS:
@@ -176,15 +256,33 @@ class _LastResort:
         self._timer.cancel()
 
     def _end(self) -> None:
-        sys.stderr.write(self._message)
-        sys.stderr.flush()
+        if self._sentence:
+            self._complain(self._sentence)
         os._exit(self._status)
 
 
+def _complain(sentence: str) -> None:
+    sys.stderr.write(complaint("capture", sentence) + "\n")
+    sys.stderr.flush()
+
+
 async def _serve_and_run(node: Node | Several, address: str, guard: Guard | None) -> None:
-    try:
+    with _explain_import():
         from capture.node.metrics import serve
-    except ImportError as error:
-        raise ConfigError(f'--metrics needs {error.name}; run: pip install "natty-nats[metrics]"') from error
     async with serve(node, address, guard):
         await node.run()
+
+
+async def _serve_and_supervise(supervisor: Supervisor, address: str, guard: Guard | None) -> None:
+    with _explain_import():
+        from capture.node.worker_metrics import serve_workers
+    async with serve_workers(supervisor, address, guard):
+        await supervisor.run()
+
+
+@contextlib.contextmanager
+def _explain_import() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f'--metrics needs {error.name}; run: pip install "natty-nats[metrics]"') from error

@@ -18,6 +18,7 @@ from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.config.table_lists import take_table_lists
+from capture.config.workers import find_worker_faults
 from capture.errors import ConfigError, choices, mistake
 from capture.stores import Address, store_url
 
@@ -114,7 +115,9 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
             one.consumer()
     except ConfigError as error:
         return [given.blame(str(error), "stream", "streams", "start")]
-    return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in _group_faults(config)]
+    if faults := _group_faults(config):
+        return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in faults]
+    return [given.blame(fault, "workers", "streams", "member", "ack") for fault in find_worker_faults(config)]
 
 
 def _group_faults(config: CaptureConfig) -> list[str]:

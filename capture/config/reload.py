@@ -11,6 +11,9 @@ from capture.config.load import settings
 from capture.config.pipelines import PIPELINE, read_pipelines
 from capture.config.provenance import Place
 from capture.config.settings import CaptureConfig
+from capture.config.streams import each
+from natty import Natty
+from natty.names import check_name
 
 COMPACTION = (
     *("every", "cron", "waiting_files", "waiting_bytes", "min_files", "max_wait"),
@@ -39,6 +42,26 @@ class Change:
     config: CaptureConfig
     changed: list[str]
     kept: list[str]
+
+
+def check_reload(running: CaptureConfig, wanted: CaptureConfig) -> Change:
+    """Return the change to a configuration that was read again. CaptureError or NattyError if a node can't use it.
+
+    Settings that need a restart are checked, too.
+    """
+    for one in each(wanted):
+        check_uses(one)
+    Natty(**wanted.nats)
+    return plan_reload(running, wanted)
+
+
+def check_uses(config: CaptureConfig) -> None:
+    """Check settings that a node uses only after it has connected or been elected. Raises ConfigError, BadNameError."""
+    for kind in ("stream", "durable", "group", "member"):
+        if name := getattr(config, kind):
+            check_name(kind, name)
+    config.signer()
+    config.public_keys()
 
 
 def plan_reload(running: CaptureConfig, wanted: CaptureConfig) -> Change:

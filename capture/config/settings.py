@@ -162,6 +162,8 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
     durable: str = "capture"
     archive: str = ""  # the name of its elections; default: the stream's
     node: str = ""
+    workers: Count | Literal["auto"] = 1  # processes that share the work; "auto": one for each CPU core
+    candidates: Literal["one", "all", "none"] = "one"  # which workers stand for election as leaders
     decoder: str = "raw"
     partition: str = "time"
     layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"; "/" in front: outside of blocks/

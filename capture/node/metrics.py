@@ -11,8 +11,9 @@ from prometheus_client.registry import Collector
 from capture.node.node import Node
 from capture.node.nodes import Several
 from capture.node.pipeline_keeper import PipelineKeeper
+from capture.node.readiness import find_client, list_nodes, not_ready
+from capture.node.worker_reports import Family
 from capture.partitioners import UNDECODABLE
-from natty import Natty
 from natty.metrics import telemetry
 from natty.metrics.http import serve_pages
 from natty.metrics.pages import Guard
@@ -26,7 +27,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures for each stream, then those of the client. No label is a subject."""
-        nodes = _nodes(self._running)
+        nodes = list_nodes(self._running)
         for what, text in (
             ("messages", "Messages stored and acknowledged."),
             ("blocks", "Blocks stored."),
@@ -47,7 +48,7 @@ class NodeCollector(Collector):
         yield unfit
         for keeper in _keepers(self._running):
             yield from _collect_pipelines(keeper)
-        if natty := _client(nodes):
+        if natty := find_client(nodes):
             yield from telemetry.collector(natty).collect()
 
 
@@ -76,37 +77,17 @@ def serve(running: Node | Several, address: str, guard: Guard | None = None) -> 
 
     Raises natty's ConfigError if the address is malformed or can't be bound.
     """
-    return serve_pages(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
+    return serve_pages(address, telemetry.pages(lambda: not_ready(running), NodeCollector(running)), guard)
 
 
-def _nodes(running: Node | Several) -> list[Node]:
-    return [running] if isinstance(running, Node) else running.nodes
+def read_figures(running: Node | Several) -> list[Family]:
+    """Return the figures of this process, which is a worker, for its supervisor."""
+    return [
+        Family(one.name, one.documentation, one.type, [(each.name, each.labels, each.value) for each in one.samples])
+        for one in NodeCollector(running).collect()
+    ]
 
 
 def _keepers(running: Node | Several) -> list[PipelineKeeper]:
     found = [running.keeper] if running.keeper else []
     return [one for one in found if one.config.pipeline]
-
-
-def _client(nodes: list[Node]) -> Natty | None:
-    return next((node.natty for node in nodes if node.natty), None)
-
-
-def _not_ready(running: Node | Several) -> list[str]:
-    """Return the reasons why not every stream is captured now."""
-    nodes = _nodes(running)
-    natty = _client(nodes)
-    if natty is None:
-        return [": ".join(filter(None, ("not connected yet", running.start.waits_for)))]
-    failing = {} if isinstance(running, Node) else running.failing
-    starting = {one.config.stream: one.start.waits_for for one in nodes if not one.start.over}
-    return [
-        *telemetry.not_ready(natty),
-        *(f"stream {stream} failed: {why}" for stream, why in failing.items()),
-        *(node.store_trouble for node in nodes if node.store_trouble),
-        *(
-            ": ".join(filter(None, (f"stream {stream} is not captured yet", lacks)))
-            for stream, lacks in starting.items()
-            if stream not in failing
-        ),
-    ]

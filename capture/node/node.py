@@ -16,7 +16,7 @@ from typing import Any
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import claim
 from capture.config.consumers import consumers, explain_deletion
-from capture.config.reload import plan_reload
+from capture.config.reload import check_reload, check_uses
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, NotDrainedError, StoreError
@@ -48,7 +48,6 @@ from natty import Batch, Natty, NattyError
 from natty.config.units import write_count
 from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
-from natty.names import check_name
 from natty.wire.background import cancel_all, keep_up
 
 LONGEST_TROUBLE = 1000  # characters of a failure's sentence in the state that the node publishes
@@ -60,6 +59,7 @@ life = logging.getLogger("capture.run")
 TROUBLE_LASTS = 60.0  # seconds from the time when a block that was not stored could be stored again
 REPORT_WITHIN = 2.0  # seconds that the server has to report what is acknowledged, at a stop with a failing store
 RELOAD = {"action": "reload"}
+ONE_STREAM = "a Node captures one stream: name it in `stream`; `capture run` captures several `streams`"
 
 
 class Node:
@@ -118,7 +118,9 @@ class Node:
             keys=config.block_keys(),
         )
         self._pipeline = partial(capture, decode=decode.decode, partition=partition, retain=self.writer.retain)
-        _check(config)
+        if config.streams or not config.stream:
+            raise ConfigError(ONE_STREAM)
+        check_uses(config)
 
     def __repr__(self) -> str:
         return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
@@ -317,10 +319,7 @@ class Node:
         """Apply the settings that may change in a running node. An invalid configuration changes nothing."""
         assert self._load is not None
         try:
-            wanted = self._load()
-            _check(wanted)
-            Natty(**wanted.nats)  # checks them, though they need a restart
-            change = plan_reload(self.config, wanted)
+            change = check_reload(self.config, self._load())
         except (CaptureError, NattyError) as error:
             log.error("nothing was reloaded, the old configuration stays: %s", error, extra={"action": "reload"})
             return
@@ -348,6 +347,9 @@ class Node:
     async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
         """Start as a candidate for both leaders' tasks, or only for the sweep if Spark can't run."""
         config = self.config
+        if config.candidates == "none":
+            log.info("%s is not a candidate for leadership (candidates)", self.name, extra={"action": "no_candidate"})
+            return []
         spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
         duty.store_messages = self._store_messages
@@ -372,14 +374,3 @@ class Node:
         ]
         self.keeper = PipelineKeeper(natty, config, self.name)
         return [*tasks, asyncio.create_task(self.keeper.stand())]
-
-
-def _check(config: CaptureConfig) -> None:
-    """Check settings that a node uses only after it has connected or been elected. Raises ConfigError, BadNameError."""
-    if config.streams or not config.stream:
-        raise ConfigError("a Node captures one stream: name it in `stream`; `capture run` captures several `streams`")
-    for kind in ("stream", "durable", "group", "member"):
-        if name := getattr(config, kind):
-            check_name(kind, name)
-    config.signer()
-    config.public_keys()

@@ -62,16 +62,18 @@ class Several:
         settings = {"name": f"capture {first.name}", **first.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
             async with self._stopping.scope(), self.start.enter(lambda: Natty(**settings)) as natty:
-                self.keeper = PipelineKeeper(natty, self.config, first.name)
-                first.beside = self.keeper.failing
-                standing = asyncio.create_task(self.keeper.stand())
+                standing = []
+                if self.config.candidates != "none":
+                    self.keeper = PipelineKeeper(natty, self.config, first.name)
+                    first.beside = self.keeper.failing
+                    standing.append(asyncio.create_task(self.keeper.stand()))
                 try:
                     with self._stopping.draining(self._stop):
                         async with asyncio.TaskGroup() as running:
                             for index in range(len(self.nodes)):
                                 running.create_task(self._run(index, natty))
                 finally:
-                    await cancel_all([standing])
+                    await cancel_all(standing)
         if self._errors:
             raise self._errors[0]
 

@@ -45,7 +45,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     except ExceptionGroup as group:  # raised by one of our task groups
         if group.split(errors)[1] is not None:
             raise
-        return _say(name, "; ".join(dict.fromkeys(_sentences(group))))
+        return _say(name, "; ".join(dict.fromkeys(sentences(group))))
     except KeyboardInterrupt:
         return _say(name, interrupts.sentence, interrupts.status)
     except typer.Abort:
@@ -94,9 +94,10 @@ def _system_sentence(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _sentences(error: Exception) -> list[str]:
+def sentences(error: Exception) -> list[str]:
+    """Return the sentence of an error, or those of the errors in a group."""
     if isinstance(error, ExceptionGroup):
-        return [sentence for one in error.exceptions for sentence in _sentences(one)]
+        return [sentence for one in error.exceptions for sentence in sentences(one)]
     return [str(error)]
 
 
@@ -128,6 +129,10 @@ def complaint(name: str, text: str) -> str:
 class _JsonFormatter(logging.Formatter):
     _usual = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
+    def __init__(self, fields: dict[str, str]) -> None:
+        super().__init__()
+        self._fields = fields
+
     def format(self, record: logging.LogRecord) -> str:
         from natty.wire.tracing import log_fields
 
@@ -136,7 +141,7 @@ class _JsonFormatter(logging.Formatter):
         line = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json_text(line | fields | log_fields(), default=str)
+        return json_text(line | self._fields | fields | log_fields(), default=str)
 
 
 class _TextFormatter(logging.Formatter):
@@ -160,11 +165,16 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def configure_logging(level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.TEXT) -> None:
-    """Log to standard error, as lines of text or with one JSON object per line. Only the command line calls this."""
+def configure_logging(
+    level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.TEXT, fields: dict[str, str] | None = None
+) -> None:
+    """Log to standard error, as lines of text or with one JSON object per line. Only the command line calls this.
+
+    Each JSON object has `fields`, too.
+    """
     handler = logging.StreamHandler()
     text = _TextFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    handler.setFormatter(_JsonFormatter() if form == LogFormat.JSON else text)
+    handler.setFormatter(_JsonFormatter(fields or {}) if form == LogFormat.JSON else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("nats", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.ERROR)

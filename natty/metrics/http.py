@@ -345,14 +345,14 @@ def _answer_from(pages: Pages, guard: Guard) -> Any:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = _page(pages, guard, request)
+        response = await _page(pages, guard, request)
         response.headers["Cache-Control"] = "no-store"
         return response
 
     return answer
 
 
-def _page(pages: Pages, guard: Guard, request: web.Request) -> web.Response:
+async def _page(pages: Pages, guard: Guard, request: web.Request) -> web.Response:
     shown = request.headers.get("Authorization", "")
     if guard.tokens and request.path not in PROBES and not guard.tokens.admit(shown, basic=True):
         return _response(HTTPStatus.UNAUTHORIZED, b"a token is needed\n")
@@ -361,7 +361,8 @@ def _page(pages: Pages, guard: Guard, request: web.Request) -> web.Response:
     if request.path not in pages:
         return _response(HTTPStatus.NOT_FOUND)
     try:
-        body, status, content_type = pages[request.path]()
+        answer = pages[request.path]()
+        body, status, content_type = answer if isinstance(answer, Answer) else await answer
     except Exception:
         logger.exception("serving a page failed", extra={"action": "page_failed"})
         return _response(HTTPStatus.INTERNAL_SERVER_ERROR)

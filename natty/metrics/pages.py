@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +22,8 @@ class Answer(NamedTuple):
     content_type: str = "text/plain; charset=utf-8"
 
 
-Pages = Mapping[str, Callable[[], Answer]]
-"""Pages by path."""
+Pages = Mapping[str, Callable[[], Answer | Awaitable[Answer]]]
+"""Pages by path; a page may be `async def`."""
 
 
 class Guard(NamedTuple):
