@@ -15,7 +15,7 @@ from capture.config.workers import as_worker
 from capture.node.node import Node
 from capture.node.nodes import Several
 from capture.node.readiness import has_captured, not_ready
-from capture.node.worker_reports import FIGURES, RELOAD, REPORT_EVERY, VARIABLE, Family, Report
+from capture.node.worker_reports import FIGURES, RELOAD, REPORT_EVERY, STOP, VARIABLE, Family, Report
 from natty.wire.background import cancel_all
 
 FAIL_WITHIN = 2.0  # seconds to report an error to a supervisor that does not read
@@ -82,9 +82,12 @@ class Worker:
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                if line.strip() == RELOAD:
+                order = line.strip()
+                if order == STOP:
+                    running.stop()
+                elif order == RELOAD:
                     running.reload()
-                elif line.strip() == FIGURES:
+                elif order == FIGURES:
                     captured = has_captured(running)
                     report = Report(reasons=not_ready(running), captured=captured, figures=figures(running))
                     writer.write(_encode(report))

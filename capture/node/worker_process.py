@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from capture.node.worker_reports import FIGURES, HANGS_AFTER, LATE_AFTER, RELOAD, VARIABLE, Ended, Family, Report
+from capture.node.worker_reports import FIGURES, HANGS_AFTER, LATE_AFTER, RELOAD, STOP, VARIABLE, Ended, Family, Report
 from natty.wire.background import cancel_all
 
 LOOK = 1.0  # seconds between two looks at the time
@@ -37,6 +37,7 @@ class WorkerProcess:
         self._log = log
         self._clock = asyncio.get_running_loop().time
         self._began = self._heard = self._clock()
+        self._looks = 0  # since the last report: a supervisor that was suspended has not looked
         self._kill_at = float("inf")
         self._last: Report | None = None
         self._failure = ""
@@ -85,10 +86,9 @@ class WorkerProcess:
         return [f"it has not reported for {silent:.0f} s"] if silent > LATE_AFTER else self._last.reasons
 
     def stop(self, within: float) -> None:
-        """Send SIGTERM, and SIGKILL if it has not ended after so many seconds."""
+        """Let it stop as at SIGTERM, and send SIGKILL if it has not ended after so many seconds."""
         self._kill_at = self._clock() + within
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._writer.write(STOP + b"\n")
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -113,10 +113,10 @@ class WorkerProcess:
         ended = asyncio.ensure_future(self._process.wait())
         try:
             while not (await asyncio.wait({ended}, timeout=LOOK))[0]:
-                now = self._clock()
-                if now > self._kill_at:
+                self._looks += 1
+                if self._clock() > self._kill_at:
                     because = "did not stop in time and was killed"
-                elif now - self._heard > HANGS_AFTER and self._kill_at == float("inf"):
+                elif self._looks * LOOK > HANGS_AFTER and self._kill_at == float("inf"):
                     because = f"did not report for {HANGS_AFTER:g} s and was killed"
                 if because:
                     self.kill()
@@ -135,7 +135,7 @@ class WorkerProcess:
         with contextlib.suppress(ConnectionError):
             while line := await self._reader.readline():
                 report = msgspec.json.decode(line, type=Report)
-                self._heard, self._last = self._clock(), report
+                self._heard, self._looks, self._last = self._clock(), 0, report
                 self._failure = report.failure or self._failure
                 if report.figures is not None:
                     asked, self._asked = self._asked, []

@@ -15,8 +15,11 @@ STEADY_AFTER = 60.0  # seconds of a run after which the pause begins with the fi
 
 VARIABLE = "_CAPTURE_WORKER"
 """The variable of a worker's environment that makes it one: its number, the number of workers, its descriptor."""
-RELOAD, FIGURES = b"reload", b"figures"
-"""What the supervisor asks for, each in a line: read the configuration again; report the figures."""
+RELOAD, FIGURES, STOP = b"reload", b"figures", b"stop"
+"""The orders of the supervisor, each in a line: read the configuration again; report the figures; stop as at SIGTERM.
+
+A stop is not a signal: systemd sends SIGTERM to all processes of a unit, and a second one would end a worker at once.
+"""
 
 
 class Family(msgspec.Struct, array_like=True, frozen=True):
@@ -57,7 +60,8 @@ class Ended:
         if self.because:
             return self.because
         if self.status < 0:
-            return f"was ended by {signal.Signals(-self.status).name}"
+            number = -self.status
+            return f"was ended by {signal.Signals(number).name if number in {*signal.Signals} else f'signal {number}'}"
         return f"ended with exit status {self.status}" + (f": {self.failure}" if self.failure else "")
 
 

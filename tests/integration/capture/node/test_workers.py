@@ -100,6 +100,34 @@ async def test_a_stop_drains_every_worker(fleet):
     assert "node-2 stopped: " in workers.log
 
 
+async def test_a_signal_to_every_process_at_once_drains_them_too(fleet):
+    """As systemd sends it to all processes of a unit."""
+    config = fleet.configure(**KEPT)
+    workers = Workers(fleet, config, 2)
+    await workers.until_ready()
+    await fleet.publish(numbers(100))
+    await fleet.until(lambda state: state["num_ack_pending"] == 100)
+    pids = workers.pids()
+    for pid in (*pids, workers.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert await fleet.ended(workers.process) == 0, workers.log
+    assert alive(pids) == []
+    await fleet.until_all_acked(100)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.3, 0.6, 1.0, 1.5, 2.0])
+async def test_a_stop_at_any_moment_of_the_start_ends_all_well(fleet, after):
+    workers = Workers(fleet, fleet.configure(**QUICK), 2)
+    if after:
+        await workers.until(workers.pids)
+        await asyncio.sleep(after - 0.3)
+    pids = workers.pids()
+    status = await fleet.stop(workers.process)
+    assert status in ((0,) if after else (0, -signal.SIGTERM)), workers.log  # Python itself may not have begun
+    assert alive(pids) == []
+    assert "starts again" not in workers.log
+
+
 async def test_a_second_signal_ends_all_at_once(fleet):
     workers = Workers(fleet, fleet.configure(**KEPT), 2)
     await workers.until_ready()
@@ -176,6 +204,10 @@ async def test_one_worker_stands_for_election_unless_the_configuration_says_othe
     assert await asyncio.to_thread(nobody.figures, "natty_leader") == {}
     assert nobody.log.count("is not a candidate for leadership") == 2
     await stop(nobody)
+    alone = Workers(fleet, fleet.configure(**QUICK, candidates="none"), 1, node="alone")
+    await alone.until_ready()
+    assert await asyncio.to_thread(alone.figures, "natty_leader") == {}
+    await stop(alone)
 
 
 async def test_the_pages_are_of_all_workers(fleet):
@@ -207,6 +239,13 @@ async def test_a_worker_that_hangs_is_killed_and_starts_again(fleet):
     await fleet.said("node", "did not report for 3 s and was killed; it starts again in 0.5 s")
     await workers.until(lambda: len(workers.pids()) == 2 and hung not in workers.pids())
     await workers.until_ready()
+    pids = workers.pids()
+    workers.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(5)
+    workers.process.send_signal(signal.SIGCONT)  # it has not read their reports: that is not the workers' fault
+    await asyncio.sleep(1)
+    await workers.until_ready()
+    assert workers.pids() == pids
     await stop(workers)
 
 
