@@ -113,8 +113,7 @@ class Supervisor:
         while not self._stopping.is_set():
             ended = await self._run_once(number)
             if self._stopping.is_set():
-                if ended.status not in (0, -signal.SIGTERM):  # SIGTERM: it had not begun
-                    self._failures.append(f"{name} {ended}")
+                self._note_end(name, ended)
                 return
             others = any(worker.captured for worker in self.running.values())
             if is_final(ended, others_captured=others, stop_on_failure=self.config.on_store_failure == "stop"):
@@ -127,6 +126,14 @@ class Supervisor:
             log.error(text, name, ended, pause, extra={"action": "worker_ended", "worker": name})
             await wait_until_set(self._stopping, pause)
             self.restarts[number] += 1
+
+    def _note_end(self, name: str, ended: Ended) -> None:
+        """Keep why a worker did not stop well, for the exit status; log it if that has another reason."""
+        if ended.status in (0, -signal.SIGTERM):  # SIGTERM: it had not begun
+            return
+        self._failures.append(f"{name} {ended}")
+        if self._final and ended.failure != self._final:
+            log.error("worker %s %s", name, ended, extra={"action": "worker_ended", "worker": name})
 
     async def _run_once(self, number: int) -> Ended:
         """Run a worker to its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
@@ -19,6 +20,8 @@ from capture.node.worker_reports import FIGURES, RELOAD, REPORT_EVERY, STOP, VAR
 from natty.wire.background import cancel_all
 
 FAIL_WITHIN = 2.0  # seconds to report an error to a supervisor that does not read
+
+log = logging.getLogger("capture.workers")
 
 Figures = Callable[[Node | Several], list[Family]]
 
@@ -80,6 +83,7 @@ class Worker:
     async def _listen(
         self, running: Node | Several, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, figures: Figures
     ) -> None:
+        """Do what the supervisor asks for. At the end of the line, which is the end of the supervisor, stop."""
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 order = line.strip()
@@ -88,10 +92,18 @@ class Worker:
                 elif order == RELOAD:
                     running.reload()
                 elif order == FIGURES:
-                    captured = has_captured(running)
-                    report = Report(reasons=not_ready(running), captured=captured, figures=figures(running))
-                    writer.write(_encode(report))
+                    writer.write(_encode(_read_report(running, figures)))
         running.stop()
+
+
+def _read_report(running: Node | Several, figures: Figures) -> Report:
+    """Return a report with figures: none if they can't be read, since the next order may be to stop."""
+    try:
+        found = figures(running)
+    except Exception:
+        log.exception("the figures can't be read", extra={"action": "figures_failed"})
+        found = []
+    return Report(reasons=not_ready(running), captured=has_captured(running), figures=found)
 
 
 def _encode(report: Report) -> bytes:

@@ -58,7 +58,7 @@ class WorkerProcess:
                     stderr=write_end,
                     pass_fds=(theirs.fileno(),),
                     env=os.environ | {VARIABLE: f"{number},{count},{theirs.fileno()}"},
-                    start_new_session=True,  # a terminal's Ctrl-C is for the supervisor: a second signal ends a worker
+                    start_new_session=True,  # a terminal sends Ctrl-C to the supervisor alone
                 )
             finally:
                 os.close(write_end)

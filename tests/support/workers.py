@@ -23,7 +23,8 @@ class Workers:
         if script is None:
             self.process = fleet.start(node, config, options=served)
         else:
-            self.process = fleet.start(node, config, script=script, arguments=[node, *served])
+            command = ["run", "--config", str(config), "--node-name", node, *served]
+            self.process = fleet.start(node, config, script=script, arguments=command)
 
     @property
     def log(self):

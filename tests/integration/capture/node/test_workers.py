@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -20,17 +21,35 @@ QUICK = {"limits__max_age": 0.3, "ack_wait": 3.0}
 KEPT = {"limits__max_age": NEVER, "ack_wait": 2 * NEVER}
 """Settings with which a block stays open until the stop."""
 
-HASTY = """
+RUN = """
 import sys
-import capture.node.worker_process
+from pathlib import Path
 from capture.cli import main
 
-capture.node.worker_process.HANGS_AFTER = 3.0
-config, node, *options = sys.argv[1:]
-if config != "run":
-    sys.argv[1:] = ["--log-level", "info", "run", "--config", config, "--node-name", node, *options]
+config = Path(sys.argv.pop(1))
 main()
 """
+"""Runs the command. Its workers run this script, too."""
+
+HASTY = "import capture.node.worker_process\ncapture.node.worker_process.HANGS_AFTER = 3.0\n" + RUN
+
+UNABLE = (
+    """
+from capture.errors import StoreError
+from capture.stores import FileStore
+
+put = FileStore._put
+
+def refuse(self, path, data, if_absent):
+    if path.startswith("blocks/") and config.with_name("away").exists():
+        raise StoreError("the store is away")
+    put(self, path, data, if_absent)
+
+FileStore._put = refuse
+"""
+    + RUN
+)
+"""The same, with a store that can't store blocks while there is a file `away`."""
 
 
 def numbers(count):
@@ -265,6 +284,31 @@ async def test_a_configuration_with_which_no_worker_can_begin_ends_all_with_one_
     assert complaints[0].startswith("capture: ")
     assert "it starts again" not in workers.log
     assert "Traceback" not in workers.log
+
+
+async def test_a_stop_names_each_worker_that_could_not_store_what_it_had_read(fleet):
+    workers = Workers(fleet, fleet.configure(**KEPT, store_attempts=1), 2, script=UNABLE)
+    await workers.until_ready()
+    await fleet.publish(numbers(100))
+    await fleet.until(lambda state: state["num_ack_pending"] == 100)
+    (fleet.folder / "away").touch()
+    assert await fleet.stop(workers.process) == 1
+    (said,) = [line for line in workers.log.splitlines() if line.startswith("capture: ")]
+    read = [int(count) for count in re.findall(r"node-\d ended with exit status 1: (\d+) of the messages", said)]
+    assert read
+    assert sum(read) == 100
+
+
+async def test_workers_stop_if_one_fails_to_store_and_the_configuration_says_so(fleet):
+    settings = QUICK | {"store_attempts": 1, "on_store_failure": "stop"}
+    workers = Workers(fleet, fleet.configure(**settings), 2, script=UNABLE)
+    await workers.until_ready()
+    (fleet.folder / "away").touch()
+    await fleet.publish(numbers(100))
+    assert await fleet.ended(workers.process) == 1
+    (said,) = [line for line in workers.log.splitlines() if line.startswith("capture: ")]
+    assert "the store is away" in said
+    assert "starts again" not in workers.log
 
 
 async def test_a_worker_that_can_not_begin_again_is_tried_while_the_others_capture(fleet):
