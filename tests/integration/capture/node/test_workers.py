@@ -12,6 +12,7 @@ from patient import FILLING, NEVER, PATIENCE
 from workers import Workers, alive
 
 from capture.config.load import load
+from capture.config.streams import each
 from capture.ingest.board import Board
 from capture.node.supervisor import LEAVE_WITHIN
 from capture.stores import open_store
@@ -374,6 +375,29 @@ async def test_workers_share_the_members_of_a_static_group_and_acknowledge_all_a
     assert info["config"]["ack_policy"] == "all"
     await stop(workers)
     await verify(fleet, config, published + 400)
+
+
+async def test_each_worker_captures_all_of_several_streams_and_the_first_one_leads_them(fleet, natty_name):
+    first, second = fleet.stream, natty_name("payments")
+    fleet.stream = second
+    await fleet.create()
+    config = fleet.configure(stream="", streams=[first, second], **QUICK)
+    workers = Workers(fleet, config, 2)
+    await workers.until_ready()
+    for stream in (first, second):
+        fleet.stream = stream
+        await fleet.publish(numbers(200))
+        await fleet.until_all_acked(200)
+    stored = await asyncio.to_thread(workers.figures, "capture_messages_total")
+    assert set(stored) == {(stream, number) for stream in (first, second) for number in ("1", "2")}
+    led = await workers.until(lambda: workers.figures("natty_leader"))
+    assert {number for _, number in led} == {"1"}
+    assert {election.removesuffix(".compaction") for election, _ in led} == {f"capture.{first}", f"capture.{second}"}
+    await stop(workers)
+    for one in each(load(config)):
+        verdict = await check(fleet.natty, one, open_store(one.store))
+        assert verdict.ok, verdict.sentence()
+        assert verdict.as_dict()["stored"] == 200
 
 
 async def test_auto_is_a_worker_for_each_core_and_one_worker_has_no_supervisor(fleet):
