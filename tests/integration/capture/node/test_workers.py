@@ -74,6 +74,15 @@ async def publish_until_both_store(fleet, workers):
             return published
 
 
+async def publish_and_hold(fleet, count):
+    """Publish messages, and wait until all of them are in open blocks: those read ahead are handed back at a stop."""
+    await fleet.publish(numbers(count))
+    board = Board(fleet.natty, fleet.stream)
+    async with asyncio.timeout(PATIENCE):
+        while sum(one.node.pending for one in (await board.read()).nodes) != count:
+            await asyncio.sleep(0.05)
+
+
 async def stop(workers):
     """Stop all with SIGTERM: the exit status is 0, and no process is left."""
     pids = workers.pids()
@@ -111,8 +120,7 @@ async def test_a_stop_drains_every_worker(fleet):
     config = fleet.configure(**KEPT)
     workers = Workers(fleet, config, 2)
     await workers.until_ready()
-    await fleet.publish(numbers(100))
-    await fleet.until(lambda state: state["num_ack_pending"] == 100)
+    await publish_and_hold(fleet, 100)
     await stop(workers)
     await fleet.until_all_acked(100)
     await verify(fleet, config, 100)
@@ -125,8 +133,7 @@ async def test_a_signal_to_every_process_at_once_drains_them_too(fleet):
     config = fleet.configure(**KEPT)
     workers = Workers(fleet, config, 2)
     await workers.until_ready()
-    await fleet.publish(numbers(100))
-    await fleet.until(lambda state: state["num_ack_pending"] == 100)
+    await publish_and_hold(fleet, 100)
     pids = workers.pids()
     for pid in (*pids, workers.process.pid):
         os.kill(pid, signal.SIGTERM)
@@ -166,8 +173,7 @@ async def test_workers_drain_and_end_when_their_supervisor_is_killed(fleet):
     config = fleet.configure(**KEPT)
     workers = Workers(fleet, config, 2)
     await workers.until_ready()
-    await fleet.publish(numbers(100))
-    await fleet.until(lambda state: state["num_ack_pending"] == 100)
+    await publish_and_hold(fleet, 100)
     pids = workers.pids()
     workers.process.kill()
     await fleet.ended(workers.process)
@@ -181,8 +187,7 @@ async def test_a_hangup_is_checked_once_and_then_reaches_every_worker(fleet):
     workers = Workers(fleet, config, 2)
     await workers.until_ready()
     pids = workers.pids()
-    await fleet.publish(numbers(10))
-    await fleet.until(lambda state: state["num_ack_pending"] == 10)
+    await publish_and_hold(fleet, 10)
     fleet.configure(**KEPT, limits__max_messages=1, durable="other")
     workers.process.send_signal(signal.SIGHUP)
     await fleet.until_all_acked(10)  # what was open is sealed
@@ -290,8 +295,7 @@ async def test_a_configuration_with_which_no_worker_can_begin_ends_all_with_one_
 async def test_a_stop_names_each_worker_that_could_not_store_what_it_had_read(fleet):
     workers = Workers(fleet, fleet.configure(**KEPT, store_attempts=1), 2, script=UNABLE)
     await workers.until_ready()
-    await fleet.publish(numbers(100))
-    await fleet.until(lambda state: state["num_ack_pending"] == 100)
+    await publish_and_hold(fleet, 100)
     (fleet.folder / "away").touch()
     assert await fleet.stop(workers.process) == 1
     (said,) = [line for line in workers.log.splitlines() if line.startswith("capture: ")]
