@@ -27,7 +27,7 @@ def names():
 
 def block(sequences, *, key="k", interval=0, stream="S", size=100, age=0.0, rows=None, seconds=3600):
     held = Sequences.from_iterable(sequences)
-    sha256 = hashlib.sha256(f"{held!r} {key} {size} {age}".encode()).hexdigest()
+    sha256 = hashlib.sha256(f"{list(held)} {key} {size} {age}".encode()).hexdigest()
     rows = len(held) if rows is None else rows
     return Stored(
         path=block_path(Partition(stream, key, interval, seconds), held.first, held.last, rows, sha256, ".parquet"),
