@@ -46,6 +46,8 @@ WAIT = 5.0
 """Seconds until the next look at the configuration, and for an archive that has not begun."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a query that has ended is started again; they double."""
+STEADY = 60.0
+"""Seconds after which a query that runs without messages is well."""
 MOST_BACK = 1_000_000
 """Sequences before the last one of the table in which a missing one is looked for in the stream."""
 MOST_MESSAGES = 50_000
@@ -65,12 +67,19 @@ class Followers:
     ) -> None:
         self._make = partial(PipelineFollower, config, natty, runner, deriver, troubles)
         self._running: dict[str, tuple[PipelineFollower, asyncio.Task[None]]] = {}
+        self.attended: asyncio.Task[None] | None = None
+        """The task that calls `adjust`."""
 
     def __repr__(self) -> str:
         return f"Followers({', '.join(self._running)})"
 
-    def adjust(self, pipelines: Sequence[Pipeline], requests: Mapping[str, Request]) -> set[str]:
-        """Begin to follow where that is new, hand over requests; return the names of those that are still followed."""
+    @property
+    def names(self) -> set[str]:
+        """The pipelines that are followed, or were until now."""
+        return set(self._running)
+
+    def adjust(self, pipelines: Sequence[Pipeline], requests: Mapping[str, Request]) -> None:
+        """Begin to follow where that is new, hand over requests. Raises what has ended a task."""
         for name, (_, task) in list(self._running.items()):
             if task.done():
                 del self._running[name]
@@ -81,14 +90,11 @@ class Followers:
                 self._running[one.name] = follower, asyncio.create_task(follower.run())
         for name, (follower, _) in self._running.items():
             follower.wake(requests.get(name))
-        return set(self._running)
 
     async def wait(self, seconds: float) -> None:
         """Wait so long. Raises as soon as a task has failed, as it did: LeadershipLostError if the term is over."""
-        tasks = [task for _, task in self._running.values()]
-        if not tasks:
-            await asyncio.sleep(seconds)
-            return
+        assert self.attended is not None
+        tasks = [self.attended, *(task for _, task in self._running.values())]
         done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
@@ -96,7 +102,7 @@ class Followers:
     async def stop(self) -> None:
         """Cancel all tasks: their queries end with Spark."""
         running, self._running = self._running, {}
-        await cancel_all([task for _, task in running.values()])
+        await cancel_all([*([self.attended] if self.attended else []), *(task for _, task in running.values())])
 
 
 @dataclass
@@ -116,6 +122,8 @@ class PipelineFollower:
     _asked: Request | None = None
     _woken: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     _failures: int = 0
+    _is_well: bool = False  # after the last step
+    _began: float = math.inf  # when the query that runs did
     _rests_until: float = -math.inf
     _catches_up_at: float = -math.inf
     _doubts_until: float = -math.inf
@@ -123,6 +131,7 @@ class PipelineFollower:
     _created: str = ""  # the time of the stream that was captured
     _after: int = -1  # the last batch that is committed
     _position: int = 0  # the next sequence of the stream
+    _is_filtered: bool = False  # it reads one subject: gaps are of others
     _coming: asyncio.Task[Batch] | None = field(default=None, repr=False)
 
     def wake(self, asked: Request | None) -> None:
@@ -145,13 +154,20 @@ class PipelineFollower:
                 await cancel_all([self._coming])
 
     async def step(self, pipeline: Pipeline) -> None:
-        """Do what is to be done, and commit the next batch if there is one soon. A failure is noted."""
-        self._failures += 1
-        async with self.troubles.attempt(self.name):
+        """Do what is to be done, and commit the next batch if there is one soon. A failure is noted.
+
+        It is over when a batch is committed, when the query has run for STEADY seconds, or if there is nothing to do.
+        """
+        has_failed = True
+        async with self.troubles.attempt(self.name, clears=False):
             await self._step(pipeline)
-            self._failures = 0
-        if self._failures:
+            has_failed = False
+        if has_failed:
+            self._failures += 1
             self._rests_until = self.elapsed() + min(LONGEST_PAUSE, PAUSE * 2 ** min(self._failures - 1, 20))
+        elif self._is_well or self.elapsed() >= self._began + STEADY:
+            self._failures = 0
+            self.troubles.clear(self.name)
 
     def _find(self) -> Pipeline | None:
         return next((one for one in self.config().pipeline if one.name == self.name and one.follows), None)
@@ -177,7 +193,7 @@ class PipelineFollower:
         return self._asked if self._asked and self._asked.id != table.asked else None
 
     async def _step(self, pipeline: Pipeline) -> None:
-        table = await self._read_table(pipeline)
+        table, self._is_well = await self._read_table(pipeline), False
         asked = self._find_request(table)
         if asked and asked.what in ("pause", "resume"):
             table = msgspec.structs.replace(table, paused=asked.what == "pause", asked=asked.id)
@@ -186,6 +202,7 @@ class PipelineFollower:
         if self._followed not in (None, pipeline) or table.paused:
             await self._end_query()
         if not asked and table.paused:
+            self._is_well = True
             await self._sleep(WAIT)
             return
         if table.number and table.definition != pipeline.definition and not (asked and asked.what == "rerun"):
@@ -194,10 +211,12 @@ class PipelineFollower:
             await self._catch_up(pipeline, asked)
             return
         if self._followed is None and not await self._begin(pipeline, table):
+            self._is_well = True
             await self._sleep(WAIT)
             return
         if batch := await self._next():
             await self._apply(pipeline, table, batch)
+            self._is_well = True
 
     async def _catch_up(self, pipeline: Pipeline, asked: Request | None) -> None:
         """Run over the archive, which may have messages that no batch had."""
@@ -236,6 +255,7 @@ class PipelineFollower:
         if progress:
             await self._check_stream(stream, progress.last)
         self._position = find_beginning(progress, max(facts.first, captured))
+        self._is_filtered = bool(archive.filter_subjects)
         options, _ = write_options(config.nats, config.spark.source_options)
         options |= {
             "stream": stream,
@@ -245,7 +265,7 @@ class PipelineFollower:
             **({"subject": archive.filter_subjects[0]} if archive.filter_subjects else {}),
         }
         await self.deriver.follow(Following(pipeline=self.name, options=options, every=pipeline.times().every))
-        self._followed, self._after = pipeline, -1
+        self._followed, self._after, self._began = pipeline, -1, self.elapsed()
         self._doubt()
         return True
 
@@ -279,10 +299,16 @@ class PipelineFollower:
         """Commit what the table does not have of a batch. CaptureError if the stream is another one by now."""
         [stream] = pipeline.reads
         sequences = Sequences.from_text(batch.sequences)
-        new = sequences - await self.runner.leading.read_progress(self.name, stream)
+        progress = await self.runner.leading.read_progress(self.name, stream)
+        new = sequences - progress
         try:
+            await self._check_stream(stream, max(sequences.last, progress.last if progress else 0))
+            if sequences.first < self._position:
+                raise CaptureError(
+                    f"stream {stream} was read up to {self._position - 1:,}, and now from {sequences.first:,} on again:"
+                    " it was restored to an earlier state"
+                )
             if new:
-                await self._check_stream(stream, sequences.last)
                 gathered = gather_held(pipeline, table, new, batch)
 
                 async def gather(method: Method, table: PipelineTable, anew: bool) -> Gathered:
@@ -292,7 +318,8 @@ class PipelineFollower:
         except CaptureError:
             await self._end_query()
             raise
-        if sequences.first != self._position or sequences.last - sequences.first + 1 != len(sequences):
+        has_gap = sequences.first != self._position or sequences.last - sequences.first + 1 != len(sequences)
+        if has_gap and not self._is_filtered:
             self._doubt()  # or messages were deleted
         self._position = sequences.last + 1
         self._after = batch.number
@@ -317,6 +344,7 @@ class PipelineFollower:
         if self._coming is not None:
             coming, self._coming = self._coming, None
             await cancel_all([coming])
+        self._began = math.inf
         if self._followed is not None:
             self._followed = None
             with contextlib.suppress(CaptureError):  # Spark has ended

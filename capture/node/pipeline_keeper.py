@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ LOOK, SOON = 5.0, 0.2
 """Seconds between two looks at what is due and what operators ask for: at the most, and at the least."""
 KEPT_FOR = 3600.0
 """Seconds that a past snapshot of a table stays: each run of an upsert replaces files."""
-KEEPS, REQUESTS = "all pipelines", "requests of pipelines"
+KEEPS, FOLLOWS, REQUESTS = "all pipelines", "pipelines that follow a stream", "requests of pipelines"
 """The names in `failing` of what is not about one pipeline: no pipeline has such a name."""
 
 log = logging.getLogger("capture.pipelines")
@@ -99,11 +99,12 @@ class PipelineKeeper:
         leading = self.start_term(TermHead(term, PIPELINES, pipelines_signer(config)), store)
         self._looked.clear()
         try:
+            await self._admit(driver)
             async with driver, self._keep_catalog(leading), self._follow(leading, driver) as followers:
                 while True:
                     term.check()
                     await self._admit(driver)
-                    await self.run_due(leading, driver, followers)
+                    await self.run_due(leading, driver, followers.names)
                     await followers.wait(self._time_to_next())
         finally:
             self.failing.clear()
@@ -112,21 +113,31 @@ class PipelineKeeper:
         """Let Spark connect to NATS if a pipeline follows a stream: with a password only then. It may start again."""
         variables: Mapping[str, str] = {}
         if any(one.follows for one in self.config.pipeline):
-            with contextlib.suppress(CaptureError, NattyError):  # the follower reports it
+            try:
                 _, variables = write_options(self.config.nats, self.config.spark.source_options)
+            except (CaptureError, NattyError):  # the follower reports it
+                return
         if variables != driver.variables:
             driver.variables = variables
             await driver.close()
 
     @contextlib.asynccontextmanager
     async def _follow(self, leading: PipelineLeading, deriver: StreamDeriver) -> AsyncIterator[Followers]:
-        """While the body runs, let pipelines follow their streams."""
+        """While the body runs, let pipelines follow their streams, whatever else takes long."""
         runner = self._runner(leading, deriver)
         followers = Followers(lambda: self.config, self.natty, runner, deriver, Troubles(self.failing))
+        followers.attended = asyncio.create_task(self._attend(followers))
         try:
             yield followers
         finally:
             await followers.stop()
+
+    async def _attend(self, followers: Followers) -> None:
+        """Adjust what is followed to the configuration, and hand over requests, every LOOK seconds."""
+        while True:
+            async with Troubles(self.failing).attempt(FOLLOWS):
+                followers.adjust(read_pipelines(self.config), await self._read_requests())
+            await asyncio.sleep(LOOK)
 
     def _runner(self, leading: PipelineLeading, deriver: Deriver) -> PipelineRunner:
         return PipelineRunner(leading, deriver, self.node, self.clock, self.counts)
@@ -154,17 +165,16 @@ class PipelineKeeper:
         exposure = LoadedExposure(store, brief, self.node)
         return PipelineLeading(store, pointer, self.node, self.config.sweep.grace, exposure, self.elapsed)
 
-    async def run_due(self, leading: PipelineLeading, deriver: Deriver, followers: Followers | None = None) -> None:
+    async def run_due(self, leading: PipelineLeading, deriver: Deriver, followed: Collection[str] = ()) -> None:
         """Run the pipelines that are due, each after those that it reads. A failure is recorded, and the others run.
 
-        What operators have asked for is done first for each. Those that follow a stream are left to `followers`.
+        What operators have asked for is done first for each. Those that are `followed`, or will be, are left out.
         FencedError or LeadershipLostError if the term is over.
         """
         troubles = Troubles(self.failing)
         async with troubles.attempt(KEEPS):
             pipelines = read_pipelines(self.config)
             requests = await self._read_requests()
-            followed = followers.adjust(pipelines, requests) if followers else set()
             document = await leading.read(self.clock())
             await leading.clean(self.clock())
             if leading.exposure.is_due(document, self.clock()):

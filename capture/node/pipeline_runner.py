@@ -45,15 +45,22 @@ class Troubles:
     def __repr__(self) -> str:
         return f"Troubles({', '.join(self.failing)})"
 
-    def note(self, what: str, failure: str) -> None:
-        """Keep a failure, and log it once while it lasts."""
+    def note(self, what: str, failure: str, *, fault: Exception | None = None) -> None:
+        """Keep a failure, and log it once while it lasts; with the traceback of a fault of ours."""
         if self.failing.get(what) != failure:
-            log.error("%s", failure, extra={"action": "pipeline_failed"})
+            log.error("%s", failure, exc_info=fault, extra={"action": "pipeline_failed"})
         self.failing[what] = failure
 
+    def clear(self, what: str) -> None:
+        """Forget a failure: it works again."""
+        self.failing.pop(what, None)
+
     @contextlib.asynccontextmanager
-    async def attempt(self, what: str) -> AsyncIterator[None]:
-        """Run the body; a failure of it is noted, and does not leave this. LeadershipLostError if the term is over."""
+    async def attempt(self, what: str, *, clears: bool = True) -> AsyncIterator[None]:
+        """Run the body; a failure of it is noted, and does not leave this. LeadershipLostError if the term is over.
+
+        If there is none, what was noted before is forgotten, if it `clears` that.
+        """
         try:
             yield
         except FencedError as error:
@@ -62,8 +69,11 @@ class Troubles:
             raise
         except (CaptureError, NattyError) as error:
             self.note(what, str(error))
+        except Exception as error:  # a fault of ours: other pipelines run all the same
+            self.note(what, f"{what}: {type(error).__name__}: {error}", fault=error)
         else:
-            self.failing.pop(what, None)
+            if clears:
+                self.clear(what)
 
 
 @dataclass
@@ -121,10 +131,9 @@ class PipelineRunner:
             if not isinstance(error, CaptureError | NattyError):  # a fault of ours: other pipelines run all the same
                 log.exception("the run of pipeline %s failed", pipeline.name, extra={"action": "pipeline_failed"})
             failure = _explain(pipeline.name, error)
-            before = msgspec.structs.replace(known or table, asked=table.asked)
-            run = msgspec.structs.replace(run, ended=self.clock())
-            self._count(pipeline.name, msgspec.structs.replace(run, error=failure))
-            await self._record(fail(before, pipeline.name, run, failure, getattr(error, "plan", "")))
+            run = msgspec.structs.replace(run, ended=self.clock(), error=failure)
+            self._count(pipeline.name, run)
+            await self._record(pipeline.name, table, run, getattr(error, "plan", ""))
             raise PipelineError(failure) from error
         if asked and not gathered:
             await leading.commit(Change(tables={pipeline.name: table}), self.clock())
@@ -157,7 +166,12 @@ class PipelineRunner:
         run = msgspec.structs.replace(run, ended=self.clock(), why=why)
         quarantine = (await leading.read(self.clock())).tables.get(QUARANTINE.format(name=pipeline.name))
         change = conclude(pipeline, table, gathered, derived, files, run, quarantine)
-        await leading.commit(change, self.clock())
+        try:
+            await leading.commit(change, self.clock())
+        except (CaptureError, NattyError) as error:
+            if isinstance(error, FencedError) or not await self._is_committed(pipeline.name, table.number + 1):
+                raise
+            log.warning("the run of pipeline %s is committed, and then: %s", pipeline.name, error)
         figures = {"rows_in": derived.rows_in, "rows_out": derived.rows_out, "bytes_in": gathered.bytes}
         written = sum(one.bytes for one in derived.came)
         self._count(pipeline.name, msgspec.structs.replace(run, **figures, bytes_out=written))
@@ -177,10 +191,25 @@ class PipelineRunner:
         took = max(0, round(1000 * (run.ended - run.began)))
         self.counts.setdefault(name, Counter()).update(runs=1, failed=bool(run.error), milliseconds=took, **figures)
 
-    async def _record(self, change: Change) -> None:
-        """Commit the record of a failed run, if the store can be written."""
+    async def _is_committed(self, name: str, number: int) -> bool:
+        """Return whether a pipeline's table has this number, although its commit has failed: perhaps after it held."""
         try:
-            await self.leading.commit(change, self.clock())
+            return (await self.leading.read(self.clock())).tables[name].number == number
+        except FencedError:
+            raise
+        except (CaptureError, NattyError, KeyError):
+            return False
+
+    async def _record(self, name: str, table: PipelineTable, run: Run, plan: str) -> None:
+        """Commit the record of a failed run of this table, if the store can be written.
+
+        What is committed by now stays as it is: if that is this run, after all, there is nothing to record.
+        """
+        try:
+            known = (await self.leading.read(self.clock())).tables.get(name)
+            if known is None or known.number == table.number:
+                before = msgspec.structs.replace(known or table, asked=table.asked)
+                await self.leading.commit(fail(before, name, run, run.error, plan), self.clock())
         except FencedError:
             raise
         except (CaptureError, NattyError) as error:

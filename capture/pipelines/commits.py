@@ -30,8 +30,8 @@ from natty.wire.background import map_concurrently
 
 Listed = TypeVar("Listed", Retired, RetiredPage)
 
-MOST_DELETED = 20_000
-"""Leftovers that one cleaning deletes; the next one deletes more."""
+MOST_DELETED = 5_000
+"""Leftovers that one cleaning deletes; nothing is committed meanwhile. If there are more, the next one follows soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +188,8 @@ class PipelineLeading:
             *old_documents(document, objects, before),
             *await find_orphans(self.index, document, objects, before),
         ]
+        if len(superfluous) > MOST_DELETED:
+            self._cleaned = -math.inf
         await chain.delete(self.store, self.pointer, superfluous[:MOST_DELETED])
 
     def _keep_retired(self, retired: Sequence[Listed], now: float) -> list[Listed]:

@@ -214,7 +214,7 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The batch that a streaming query holds: the sequences of its messages (`Sequences.to_text`), at least one.
 
-    `count` is how many there are, `bytes` is the size of their payloads. `number` is the query's own.
+    `count` is the number of its rows, `bytes` is the size of their payloads. `number` is the query's own.
     """
 
     number: int

@@ -67,7 +67,8 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `partition` those that separate files. `payload_schemas` are the types of the inputs' payloads, as the first run has
     inferred them. `inputs` has for each other pipeline that it reads the number of its last run that this table has.
     `since_ns` is from when on it has messages (Unix nanoseconds). `asked` is the operators' last request that was
-    carried out; while it is `paused` it runs only on request.
+    carried out; while it is `paused` it runs only on request. If it was `streamed`, some of its messages came from a
+    stream, and the archive may not have them.
     """
 
     definition: str
@@ -80,6 +81,7 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     since_ns: int = 0
     paused: bool = False
     asked: str = ""
+    streamed: bool = False
     runs: list[Run] = []
 
     def with_run(self, run: Run) -> PipelineTable:

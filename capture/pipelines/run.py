@@ -14,8 +14,8 @@ from capture.archive.sequences import Sequences
 from capture.errors import PipelineError
 from capture.pipelines.commits import Change
 from capture.pipelines.definition import LATEST, Pipeline
-from capture.pipelines.derivation import Derivation, Derived, Input, OutputFile
-from capture.pipelines.document import PipelineTable, Run, file_of, progress_of, record_of
+from capture.pipelines.derivation import SMALL_BYTES, Derivation, Derived, Input, OutputFile
+from capture.pipelines.document import STREAM, PipelineTable, Run, file_of, progress_of, record_of
 from capture.pipelines.upkeep import Upkeep
 
 QUARANTINE = "{name}__quarantine"
@@ -131,6 +131,7 @@ def make_derivation(
         columns="" if gathered.anew else table.columns,
         files=[] if gathered.anew else [file_of(one) for one in files] if keyed else [],
         number=table.number + 1,
+        small_bytes=0 if table.runs and table.runs[-1].error else SMALL_BYTES,  # what failed may have needed memory
         expect=pipeline.expect,
         on_violation=pipeline.on_violation,
     )
@@ -190,6 +191,7 @@ def conclude(
         partition=pipeline.partition,
         payload_schemas={**({} if gathered.anew else table.payload_schemas), **derived.payload_schemas},
         inputs={**table.inputs, **gathered.numbers},
+        streamed=run.why == STREAM or (table.streamed and not gathered.anew),
     ).with_run(run)
     tables = {pipeline.name: after}
     if derived.quarantined or quarantine:

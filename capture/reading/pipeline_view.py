@@ -28,7 +28,7 @@ from capture.errors import ConfigError, NoArchiveError
 from capture.ingest.source import stream_info
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Part
-from capture.pipelines.document import STREAM, Pipelines, PipelineTable, Run, progress_of
+from capture.pipelines.document import Pipelines, PipelineTable, Run, progress_of
 from capture.pipelines.run import QUARANTINE, Method, choose_method
 from capture.reading.inventory import Inventory
 from capture.stores import Store, open_store
@@ -236,16 +236,17 @@ class PipelineView:
         return await held_of(self._index, self.document.progress, progress_of(name, stream))
 
     def follows(self, name: str) -> bool:
-        """Return whether a pipeline follows its stream, or has lately done so."""
-        pipeline, table = self.pipelines.get(name), self.document.tables.get(name)
-        return bool(pipeline and pipeline.follows) or any(one.why == STREAM for one in (table.runs if table else ()))
+        """Return whether a pipeline follows its stream."""
+        pipeline = self.pipelines.get(name)
+        return bool(pipeline and pipeline.follows)
 
     async def find_streamed(self, name: str, stream: str, held: Sequences) -> Sequences:
         """Return those of these sequences of a table that may have come from the stream: it has or had them.
 
-        Without a server, all may. None of them if the pipeline does not follow it, or if it is another one by now.
+        Without a server, all may. None of them if the pipeline never followed it, or if it is another one by now.
         """
-        if not self.follows(name):
+        table = self.document.tables.get(name)
+        if not (self.follows(name) or (table and table.streamed)):
             return Sequences()
         if self._natty is None:
             return held
@@ -299,9 +300,11 @@ class PipelineView:
         inventory = await self.open_archive(read)
         new = await inventory.find_held(read) - held if inventory else Sequences()
         after = Sequences()
-        if self._natty is not None and self.follows(name):
-            last = (await self._find_state(read)).get("last_seq", 0)
-            after = Sequences.from_range(max(held.last if held else 0, last - WIDEST + 1) + 1, last)
+        if self._natty is not None and self.follows(name) and not self.streams[read].filter_subjects:
+            state = await self._find_state(read)
+            last = state.get("last_seq", 0)
+            first = max(held.last + 1 if held else 1, state.get("first_seq", 1), last - WIDEST + 2)
+            after = Sequences.from_range(first, last)
         return InputFacts(name=read, held=held, new=new, after=after, count=len(new | after))
 
     async def open_archive(self, stream: str) -> Inventory | None:

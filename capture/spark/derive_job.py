@@ -196,7 +196,12 @@ class _Run:
             states = states.unionByName(table.select(*map(quote, kinds.names)))
         self._gather(states).createOrReplaceTempView("__states")
         merged = scope.sql(merging.merged)
-        cast = merged.select(*(F.col(quote(one.name)).cast(one.dataType).alias(one.name) for one in kinds.fields))
+        found = {one.name: one.dataType.simpleString() for one in merged.schema.fields}
+        cast = merged.select(*(  # sums of decimals grow; a nested type can't be cast to itself if its nulls differ
+            F.col(quote(one.name)) if found[one.name] == one.dataType.simpleString()
+            else F.col(quote(one.name)).cast(one.dataType).alias(one.name)
+            for one in kinds.fields
+        ))  # fmt: skip
         cast.createOrReplaceTempView("__merged")
         rows = conform(scope.sql(merging.final_with_states), columns, merging.states)
         if asked.expect:

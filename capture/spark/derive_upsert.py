@@ -54,16 +54,17 @@ class Upsert:
         yield from write_units(self.writing, self._merge(packed))
 
     def _merge(self, packed: Batches) -> Iterator[pa.RecordBatch]:
-        writing, mine = self.writing, self._split()
+        writing, change = self.writing, self.change.cast(_allow_nulls(self.change.schema))
+        mine = self._split(change)
         descending = [(SEQUENCE, "descending"), (NEW, "descending")]
         order = [*((name, "ascending") for name in writing.key), *descending]
         for batch in packed:
             for text in batch["unit"].to_pylist():
                 one = msgspec.json.decode(text, type=Touched)
-                rows = pa.concat_tables([mine[one.unit.to_text()], *self._read(one)])
+                rows = pa.concat_tables([mine[one.unit.to_text()], *self._read(one, change.schema)])
                 yield from rows.sort_by(order).combine_chunks().to_batches()
 
-    def _read(self, one: Touched) -> Iterator[pa.Table]:
+    def _read(self, one: Touched, wanted: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows of the unit's files in the form of the change's."""
         if not one.files:
             return
@@ -72,19 +73,34 @@ class Upsert:
         rows = pa.Table.from_batches(read_files(self.writing.store, schema, iter([packed])), schema)
         given = {UNIT: one.unit.bucket, NEW: False, VIOLATED: None}  # conditions are of new rows
         for name, value in given.items():
-            if name in self.change.column_names:
-                kind = self.change.schema.field(name).type
-                rows = rows.append_column(name, pa.repeat(pa.scalar(value, kind), len(rows)))
-        yield rows.select(self.change.column_names).cast(self.change.schema)
+            if name in wanted.names:
+                rows = rows.append_column(name, pa.repeat(pa.scalar(value, wanted.field(name).type), len(rows)))
+        yield rows.select(wanted.names).cast(wanted)
 
-    def _split(self) -> Mapping[str, pa.Table]:
-        """Return the rows of each unit."""
+    def _split(self, change: pa.Table) -> Mapping[str, pa.Table]:
+        """Return the new rows of each unit."""
         names = [*self.writing.partition, UNIT]
-        groups = self.change.select(names).append_column(_PLACE, pa.array(range(len(self.change)), pa.int64()))
+        groups = change.select(names).append_column(_PLACE, pa.array(range(len(change)), pa.int64()))
         found = groups.group_by(names).aggregate([(_PLACE, "list")]).to_pylist()
         return {
             Unit(partition=[cell(one[name]) for name in self.writing.partition], bucket=one[UNIT]).to_text(): (
-                self.change.take(pa.array(one[f"{_PLACE}_list"], pa.int64()))
+                change.take(pa.array(one[f"{_PLACE}_list"], pa.int64()))
             )
             for one in found
         }
+
+
+def _allow_nulls(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with columns, and parts of them, that may be null: those of other rows may be."""
+    return pa.schema([_loosen(one) for one in schema])
+
+
+def _loosen(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_loosen(one) for one in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_loosen(kind.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(kind.key_field, _loosen(kind.item_field))
+    return pa.field(field.name, kind)

@@ -117,8 +117,12 @@ class StreamQuery:
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def _take(self, rows: DataFrame, number: int) -> None:
-        """Hold a batch until the leader asks for the next one. Spark's thread calls it."""
-        kept = rows.persist()
+        """Hold a batch until the leader asks for the next one. Spark's thread calls it.
+
+        It is kept by a checkpoint: if that is lost, the run fails. What was only cached would be read from the stream
+        again, which may not have it any more.
+        """
+        kept = rows.localCheckpoint()
         try:
             batch = _describe(kept, number)
             with self._changed:
@@ -129,7 +133,7 @@ class StreamQuery:
                 self._changed.wait_for(lambda: self._held is None)
         finally:
             with suppress(Py4JError, OSError):  # the JVM has ended
-                kept.unpersist()
+                kept._jdf.logicalPlan().rdd().unpersist(False)
 
     def _watch(self, wait: Callable[[], object]) -> None:
         """Keep the reason when the query ends, for the leader."""
@@ -163,4 +167,4 @@ def _describe(rows: DataFrame, number: int) -> Batch | None:
         return None
     sequences = Sequences.from_iterable(found.column("sequence").to_pylist())
     size = pc.sum(found.column("bytes")).as_py() or 0
-    return Batch(number=number, count=len(sequences), bytes=size, sequences=sequences.to_text())
+    return Batch(number=number, count=len(found), bytes=size, sequences=sequences.to_text())

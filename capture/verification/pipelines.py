@@ -65,7 +65,7 @@ class InputCheck:
             said.append(f"{self.name}: retention has removed {count} of these from the archive")
         if self.uncaptured:
             count = write_count(len(self.uncaptured), "message")
-            said.append(f"{self.name}: {count} came from the stream, and are not in the archive yet")
+            said.append(f"{self.name}: {count} came from the stream, and are not in the archive")
         return said
 
     def as_dict(self) -> dict[str, object]:

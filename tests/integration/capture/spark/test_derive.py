@@ -8,6 +8,7 @@ from derivations import Table, check_increments, messages
 from spark_blocks import STARTED
 
 from capture.pipelines.averages import settle_averages
+from capture.pipelines.derivation import SMALL_BYTES
 from capture.pipelines.sql import analyse
 from capture.spark.derive_job import SMALL_ROWS
 
@@ -165,3 +166,18 @@ async def test_an_average_of_decimals_is_rounded_once_as_spark_does(driver, digi
         "/", {}, f"{sql} SELECT count(*), count_if(kept.a = plain.a) FROM kept JOIN plain USING (g)"
     )
     assert answer.rows == [[50, 50]]
+
+
+@pytest.mark.long
+async def test_nested_states_are_merged_whatever_the_sizes_of_runs(driver, store):
+    """Spark refuses to cast a nested type to itself if one allows null values and the other does not."""
+    query = (
+        "SELECT country, max_by(array(1, 2), sequence) AS a, first(named_struct('x', 1, 'y', subject)) AS s,"
+        " last(array(array(sequence))) AS l FROM S GROUP BY country"
+    )
+    table = Table(driver, store, query, schema=SCHEMA, key=["country"])
+    for number, size in enumerate((SMALL_BYTES, SMALL_BYTES, 0, 0, SMALL_BYTES), 1):
+        table.small_bytes = size
+        await table.run([messages(store, f"m{number}", {number: {"country": "DE"}})])
+    [row] = table.read()
+    assert (row["a"], row["s"]["x"], row["l"]) == ([1, 2], 1, [[5]])

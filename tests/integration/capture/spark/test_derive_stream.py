@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from derivations import Table
+from derivations import Table, messages
 from jetstream_ranges import rows_of, source_of
 from patient import PATIENT
 from spark_blocks import QUICK, parquet_block
@@ -123,6 +123,12 @@ DOUBLED = """
 def doubled(spark, inputs, run):
     [orders] = inputs.values()
     return orders.selectExpr("sequence", "total * 2 AS doubled", "deliveries", "headers")
+
+
+def clears(spark, inputs, run):
+    spark.catalog.clearCache()
+    [messages] = inputs.values()
+    return messages.select("sequence")
 """
 KINDS = {
     "append": {"sql": "SELECT *, total * 2 AS doubled FROM S WHERE n IS NOT NULL"},
@@ -196,6 +202,27 @@ async def test_a_batch_is_held_until_the_next_one_is_asked_for(driver, store, st
     await driver.unfollow(NAME)
     with pytest.raises(SparkError, match=f"pipeline {NAME} has no streaming query"):
         await driver.next_batch(NAME, second.number)
+
+
+async def test_a_held_batch_is_not_read_again_from_a_stream_that_does_not_have_it_any_more(
+    driver, store, natty, nats_server, natty_name
+):
+    """Another pipeline's function may clear Spark's cache, which is that of all sessions."""
+    name = natty_name("PURGED")
+    await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True)
+    await publish(natty, name, range(1, 31))
+    table = Followed(driver, store, name, schema=SCHEMA, **KINDS["append"])
+    await table.follow(nats_server)
+    batch = await driver.next_batch(NAME, -1)
+    await natty.jetstream.request(f"STREAM.PURGE.{name}")
+    other = Table(driver, store / "other", name="other", python="stream_jobs:clears", upkeep="rows")
+    await other.run([messages(store / "other", "1", {1: {"n": 1}})])
+    held = Held(number=batch.number, count=batch.count, bytes=batch.bytes)
+    await table.run_input(Input(store=store.as_uri(), held=held, **table.input_settings()))
+    whole = [number for number in range(1, 31) if number % 17 and number % 19]
+    assert {one["sequence"] for one in table.read()} <= set(whole)
+    assert table.read()
+    await driver.unfollow(NAME)
 
 
 async def test_a_query_that_ends_says_why(driver, store, stream, natty, nats_server):

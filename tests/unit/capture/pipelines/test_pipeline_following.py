@@ -6,14 +6,15 @@ import shutil
 
 import msgspec
 import pytest
-from following import Following, begin
-from pipeline_world import ALL, SUMS, Killed, Striking, World, run_struck
+from following import BatchDeriver, Following, begin
+from pipeline_world import ALL, SUMS, Keeper, Killed, Striking, World, run_struck
 
 from capture.archive.iceberg_state import Expiry
 from capture.archive.sequences import Sequences
 from capture.errors import PipelineError, SparkError
 from capture.iceberg import Exposer
-from capture.node.pipeline_follower import CATCH_UP, MOST_BACK, find_beginning
+from capture.node import pipeline_keeper
+from capture.node.pipeline_follower import CATCH_UP, MOST_BACK, Followers, find_beginning
 from capture.node.pipeline_requests import Request
 from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.document import LONGEST, PipelineTable, Run
@@ -213,7 +214,8 @@ async def test_batches_become_one_run_until_it_is_long_or_another_run_comes(tmp_
     stream.publish(3)
     world.now += LONGEST
     await following.until_all()
-    await world.store(range(90, 92))  # of a stream that is ahead
+    stream.last += 2
+    await world.store([16, 17])  # that left the stream before they were followed
     following.now += CATCH_UP
     await following.until_all()
     stream.publish(1)
@@ -226,6 +228,88 @@ async def test_batches_become_one_run_until_it_is_long_or_another_run_comes(tmp_
         ("stream", 1, 7),
     ]
     await following.end()
+
+
+async def test_a_stream_that_is_restored_while_it_is_followed_is_refused(tmp_path):
+    _world, stream, following = await follow(tmp_path, ALL_NOW)
+    stream.publish(20)
+    await following.until_all()
+    stream.purge(20)
+    stream.last, following.deriver.position = 10, 11  # where Spark's source goes on
+    failing = {}
+    for _ in range(4):
+        stream.publish(3)
+        for _ in range(3):
+            failing |= await following.step()
+    assert "it was restored to an earlier state" in failing["every"]
+    assert await following.read_progress() == Sequences.from_range(1, 20)
+
+
+async def test_a_batch_that_goes_back_is_refused(tmp_path):
+    """The stream was restored, and has already more messages than before."""
+    _world, stream, following = await follow(tmp_path, ALL_NOW)
+    stream.publish(20)
+    await following.until_all()
+    stream.purge(20)
+    stream.last, following.deriver.position = 10, 11
+    stream.publish(15)
+    failing = await following.step()
+    assert "was read up to 20, and now from 11 on again" in failing["every"]
+    assert await following.read_progress() == Sequences.from_range(1, 20)
+
+
+async def test_a_fault_of_ours_does_not_end_the_term(tmp_path):
+    _world, stream, following = await follow(tmp_path, ALL_NOW)
+    stream.publish(2)
+
+    async def follow_not(asked):
+        raise PermissionError(13, "Permission denied: spark.log")
+
+    following.deriver.follow = follow_not
+    failing = {}
+    for _ in range(3):
+        failing |= await following.step()
+    assert "PermissionError: [Errno 13] Permission denied: spark.log" in failing["every"]
+
+
+async def test_pauses_grow_also_if_a_query_ends_long_after_it_began(tmp_path):
+    _world, stream, following = await follow(tmp_path, ALL_NOW)
+    stream.publish(2)
+
+    class Ending(BatchDeriver):
+        async def next_batch(self, pipeline, after):
+            for _ in range(40):  # several wakes
+                await asyncio.sleep(0)
+            self.following = None
+            raise SparkError("the streaming query has ended: permission violation")
+
+    following.deriver.__class__ = Ending
+    failed = []
+    for _ in range(60):
+        following.now += 4.0
+        failed.append(bool(await following.step()))
+        for _ in range(15):
+            await asyncio.sleep(0)
+    assert all(failed[failed.index(True) :]), "it fails until it works again"
+    assert len(following.deriver.begun) < 10
+
+
+async def test_requests_reach_what_is_followed_while_another_pipeline_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline_keeper, "LOOK", 0.01)
+    world = World(tmp_path, [ALL_NOW, SUMS])
+    keeper, asked = Keeper({}, world.config, "node-1"), asyncio.Event()
+
+    class Attended(Followers):
+        def adjust(self, pipelines, requests):
+            if "every" in requests:
+                asked.set()
+
+    monkeypatch.setattr(pipeline_keeper, "Followers", Attended)
+    leading = PipelineLeading(world.home, MemoryHead(1, world.head), "node-1")
+    async with asyncio.timeout(10), keeper._follow(leading, None) as followers:
+        keeper.requests["every"] = Request(what="pause", id="1")  # `run_due` is not called: another run is long
+        await asked.wait()
+        assert followers.names == set()
 
 
 def test_batches_of_another_leader_and_after_a_failed_one_are_another_run():

@@ -1,15 +1,25 @@
 """What operators ask for: run now, pause, resume, make all rows again; and what the leader does without being asked."""
 
+import io
+
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pipeline_world import ALL, SUMS, World, run_struck
+from pipeline_world import ALL, ROW, SUMS, ArrowDeriver, Keeper, Striking, World, run_struck
 
 from capture.archive import chain
+from capture.archive.iceberg_state import Expiry
 from capture.errors import PipelineError, StoreError
+from capture.iceberg import Exposer
+from capture.maintenance.merge.schema_evolution import write_columns
 from capture.node.pipeline_requests import Request
+from capture.pipelines.commits import PipelineLeading
 from capture.pipelines.definition import Pipeline
+from capture.pipelines.derivation import Derived, Unit
 from capture.pipelines.document import Pipelines, PipelineTable, Run
 from capture.pipelines.run import order_by_age
+from capture.testing import MemoryHead
 
 RARELY = msgspec.structs.replace(SUMS, schedule="every 1d")
 
@@ -188,3 +198,60 @@ async def test_a_failed_run_of_a_clock_that_was_ahead_is_tried_again(tmp_path):
     world.now -= 86400.0
     assert await world.lead()() == {}
     assert len((await world.read())["every"]) == 10
+
+
+COPY = Pipeline(name="copy", sql="SELECT sequence FROM every", mode="append", schedule="every 1s")
+
+
+class CopyingDeriver(ArrowDeriver):
+    """Also computes COPY."""
+
+    async def derive(self, asked):
+        [(name, given)] = asked.inputs.items()
+        if name != "every":
+            return await super().derive(asked)
+        parts = [pq.read_table(io.BytesIO(await self._store.get(one.stored.path))) for one in given.new]
+        table = pa.concat_tables(parts)
+        came = [await self._write(asked, Unit(), table)]
+        return Derived(came=came, columns=write_columns(ROW), rows_in=len(table), rows_out=len(table))
+
+
+async def copy_with_a_fault(folder, at, after):
+    """Run two pipelines while one request of the store fails; return whether one did, and the rows of both."""
+    world = World(folder, [ALL, COPY])
+    world.token += 1
+
+    async def fail():
+        raise StoreError("503 Slow Down")
+
+    store = Striking(world.home, 10**9, after=after, act=fail)
+    keeper = Keeper({}, world.config, "node-1", clock=lambda: world.now)
+    exposure = Exposer(store, Expiry())
+    leading = PipelineLeading(store, MemoryHead(world.token, world.head), "node-1", exposure=exposure)
+    deriver = CopyingDeriver(store, world)
+
+    async def run(times):
+        for _ in range(times):
+            world.now += 100.0
+            await keeper.run_due(leading, deriver)
+
+    await world.store(range(1, 6))
+    await run(2)
+    store._left = at
+    await world.store(range(6, 11))
+    await run(4)
+    rows = await world.read()
+    return store.struck, {name: sorted(one["sequence"] for one in rows[name]) for name in ("every", "copy")}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_request_that_fails_once_neither_doubles_nor_loses_rows_of_tables_that_read_tables(tmp_path, after):
+    """A commit may fail although it holds: then its run counts, and no record of a failure sets the table back."""
+    at = 0
+    while True:
+        at += 1
+        struck, rows = await copy_with_a_fault(tmp_path / f"{at}", at, after)
+        if not struck:
+            break
+        assert rows == {"every": [*range(1, 11)], "copy": [*range(1, 11)]}, at
+    assert at > 20
