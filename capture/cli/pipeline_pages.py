@@ -308,7 +308,7 @@ def _run_row(one: Run) -> tuple[str, ...]:
     if one.violations:
         counts = [f"{write_count(count, 'row')} do not meet {what}" for what, count in one.violations.items()]
         result += f"; {', '.join(counts)}"
-    took = show_duration(round(max(0.0, one.ended - one.began), 1))
+    took = show_duration(round(one.took, 1))
     sizes = show_size(one.bytes_in), show_size(one.bytes_out)
     numbers = (f"{one.rows_in:,}", f"{one.rows_out:,}", *sizes, f"{one.files:,}", f"{one.replaced:,}")
     return str(one.number), _time(one.began), took, *numbers, result

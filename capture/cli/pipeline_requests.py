@@ -14,12 +14,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from capture.archive.heads import PIPELINES
 from capture.cli import settings
+from capture.cli.pipeline_pages import explain_change
 from capture.config.pipelines import find_pipeline, pipelines_name
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.node.pipeline_requests import What, ask
 from capture.pipelines.document import PipelineTable, Run
-from capture.reading.pipeline_view import PipelineView
+from capture.reading.pipeline_view import PipelineView, compare_definitions
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds, usage
@@ -153,7 +154,13 @@ class _Asking:
         """Return what the leader has done; None if it is not waited for."""
         name = pipelines_name(config)
         async with Natty(**config.nats) as natty:
-            await PipelineView.open(config, natty)  # before anything is asked: is it the right store?
+            view = await PipelineView.open(config, natty)  # before anything is asked: is it the right store?
+            table = view.document.tables.get(self.name)
+            if self.what == "run" and table and table.number:
+                wanted = find_pipeline(config, self.name).definition
+                if changed := compare_definitions(table.definition, wanted):
+                    why = explain_change(self.name, sorted(changed))
+                    raise CaptureError(f"{why}: `capture pipeline rerun {self.name}` makes it again")
             asked = await ask(natty, name, self.name, self.what, by=default_node_name(), since_ns=self.since_ns)
             until = time.monotonic() + self.wait
             while time.monotonic() < until:
@@ -188,8 +195,8 @@ class _Asking:
 
 
 def _describe(name: str, run: Run) -> str:
-    took = show_duration(round(run.ended - run.began, 1))
+    took = show_duration(round(run.took, 1))
     return (
-        f"{name}: run {run.number} of {show_time(int(run.ended * 1e9))} took {took}, read"
+        f"{name}: run {run.number} of {show_time(int(run.ended) * 10**9)} took {took}, read"
         f" {write_count(run.rows_in, 'row')} and wrote {write_count(run.rows_out, 'row')}"
     )

@@ -229,7 +229,7 @@ def _show_pipelines(status: PipelinesStatus) -> Iterator[RenderableType]:
     for one in status.pipelines:
         last = one.last
         ended = f"{_age(time.time() - last.ended)} ago" if last else ""
-        took = [_age(last.ended - last.began), f"{last.rows_in:,}", f"{last.rows_out:,}"] if last else [""] * 3
+        took = [_age(last.seconds), f"{last.rows_in:,}", f"{last.rows_out:,}"] if last else [""] * 3
         size = "?" if one.bytes is None else _size(one.bytes)
         lag = _age(time.time() - one.waiting_since) if one.waiting_since else ""
         rows.append((one.name, one.state, _count(one.behind), lag, ended, *took, _count(one.rows), size))

@@ -134,5 +134,7 @@ class Several:
             log.debug("nothing was reloaded: %s", error)
             return
         self.config = change.config
+        if pipelines := [one for one in change.changed if one.startswith("pipeline")]:
+            log.info("reloaded: %s", "; ".join(pipelines), extra={"action": "reload"})
         if self.keeper:
             self.keeper.config = change.config

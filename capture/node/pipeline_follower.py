@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,9 @@ MOST_BACK = 1_000_000
 """Sequences before the last one of the table in which a missing one is looked for in the stream."""
 MOST_MESSAGES = 50_000
 """Messages of a batch: Spark's driver holds it in memory."""
+FOLLOWS = {"action": "pipeline_follows"}
+
+log = logging.getLogger("capture.pipelines")
 
 
 class Followers:
@@ -120,6 +124,7 @@ class PipelineFollower:
     name: str
     elapsed: Callable[[], float] = time.monotonic
     _asked: Request | None = None
+    _tried: str = ""  # the last request that was tried: if that fails, it waits as everything else
     _woken: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     _failures: int = 0
     _is_well: bool = False  # after the last step
@@ -185,7 +190,8 @@ class PipelineFollower:
         except (CaptureError, NattyError) as error:
             self.troubles.note(self.name, str(error))
             return WAIT
-        if self._find_request(table):
+        asked = self._find_request(table)
+        if asked and asked.id != self._tried:
             return 0.0
         return max(0.0, self._rests_until - self.elapsed(), time_to_retry(table.runs, self.runner.clock()))
 
@@ -195,6 +201,7 @@ class PipelineFollower:
     async def _step(self, pipeline: Pipeline) -> None:
         table, self._is_well = await self._read_table(pipeline), False
         asked = self._find_request(table)
+        self._tried = asked.id if asked else self._tried
         if asked and asked.what in ("pause", "resume"):
             table = msgspec.structs.replace(table, paused=asked.what == "pause", asked=asked.id)
             await self.runner.leading.commit(Change(tables={self.name: table}), self.runner.clock())
@@ -205,7 +212,7 @@ class PipelineFollower:
             self._is_well = True
             await self._sleep(WAIT)
             return
-        if table.number and table.definition != pipeline.definition and not (asked and asked.what == "rerun"):
+        if table.number and table.definition != pipeline.definition and not asked:
             raise PipelineError(explain_change(self.name))
         if asked or self.elapsed() >= self._catches_up_at:
             await self._catch_up(pipeline, asked)
@@ -266,6 +273,7 @@ class PipelineFollower:
         }
         await self.deriver.follow(Following(pipeline=self.name, options=options, every=pipeline.times().every))
         self._followed, self._after, self._began = pipeline, -1, self.elapsed()
+        log.info("pipeline %s follows stream %s from %d on", self.name, stream, self._position, extra=FOLLOWS)
         self._doubt()
         return True
 
@@ -347,6 +355,7 @@ class PipelineFollower:
         self._began = math.inf
         if self._followed is not None:
             self._followed = None
+            log.info("pipeline %s does not follow its stream for now", self.name, extra=FOLLOWS)
             with contextlib.suppress(CaptureError):  # Spark has ended
                 await self.deriver.unfollow(self.name)
 

@@ -64,6 +64,7 @@ class PipelineKeeper:
     failing: dict[str, str] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # when there was nothing new
+    _names: set[str] = field(default_factory=set, init=False, repr=False)  # of the pipelines at the last look
 
     @property
     def election(self) -> str:
@@ -174,6 +175,9 @@ class PipelineKeeper:
         troubles = Troubles(self.failing)
         async with troubles.attempt(KEEPS):
             pipelines = read_pipelines(self.config)
+            for name in self._names - {one.name for one in pipelines}:
+                troubles.clear(name)
+            self._names = {one.name for one in pipelines}
             requests = await self._read_requests()
             document = await leading.read(self.clock())
             await leading.clean(self.clock())
@@ -189,6 +193,13 @@ class PipelineKeeper:
                 table = document.tables.get(one.name) or PipelineTable(definition=one.definition)
                 if asked and asked.id == table.asked:
                     asked = None
+                if (
+                    asked
+                    and table.runs
+                    and table.runs[-1].asked == asked.id
+                    and time_to_retry(table.runs, self.clock())
+                ):
+                    continue  # it failed, and stays
                 if asked and asked.what in ("pause", "resume"):
                     after = msgspec.structs.replace(table, paused=asked.what == "pause", asked=asked.id)
                     document = await leading.commit(Change(tables={one.name: after}), self.clock())

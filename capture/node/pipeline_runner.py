@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from capture.errors import CaptureError, FencedError, PipelineError, SparkError
+from capture.errors import CaptureError, FencedError, PipelineError, SparkError, StoreError
 from capture.maintenance.compaction_plan import new_name
 from capture.node.pipeline_requests import Request
 from capture.pipelines.commits import Change, PipelineLeading
@@ -133,7 +133,10 @@ class PipelineRunner:
             failure = _explain(pipeline.name, error)
             run = msgspec.structs.replace(run, ended=self.clock(), error=failure)
             self._count(pipeline.name, run)
-            await self._record(pipeline.name, table, run, getattr(error, "plan", ""))
+            stays = anew and isinstance(error, SparkError | StoreError | NattyError)  # a rerun, until it is carried out
+            answered = known.asked if stays and known else "" if stays else table.asked
+            plan = getattr(error, "plan", "")
+            await self._record(pipeline.name, msgspec.structs.replace(table, asked=answered), run, plan)
             raise PipelineError(failure) from error
         if asked and not gathered:
             await leading.commit(Change(tables={pipeline.name: table}), self.clock())
@@ -163,7 +166,9 @@ class PipelineRunner:
             ) from None
         leading.pointer.check()
         why = "rerun" if gathered.anew and table.number else run.why
-        run = msgspec.structs.replace(run, ended=self.clock(), why=why)
+        ended = self.clock()
+        seconds = max(0.0, ended - run.began) if run.batches else 0.0
+        run = msgspec.structs.replace(run, ended=ended, why=why, seconds=seconds)
         quarantine = (await leading.read(self.clock())).tables.get(QUARANTINE.format(name=pipeline.name))
         change = conclude(pipeline, table, gathered, derived, files, run, quarantine)
         try:
@@ -188,7 +193,7 @@ class PipelineRunner:
 
     def _count(self, name: str, run: Run) -> None:
         figures = {one: getattr(run, one) for one in ("rows_in", "rows_out", "bytes_in", "bytes_out")}
-        took = max(0, round(1000 * (run.ended - run.began)))
+        took = round(1000 * run.took)
         self.counts.setdefault(name, Counter()).update(runs=1, failed=bool(run.error), milliseconds=took, **figures)
 
     async def _is_committed(self, name: str, number: int) -> bool:

@@ -36,7 +36,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     of the objects that they are in. `files` came, `replaced` went. `asked` is the request that it was made for, if any.
     `error` says why it failed: then it changed nothing. `violations` counts rows by the condition that they did not
     meet. `plan` is Spark's plan, of the last and of failed runs. A run may stand for several `batches` of a stream, one
-    after the other: then its `number` is the last one's, and its figures are their sums.
+    after the other: then its `number` is the last one's, and its figures are their sums, as is `seconds`, which only
+    they have.
     """
 
     number: int
@@ -56,6 +57,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     violations: dict[str, int] = {}
     plan: str = ""
+    seconds: float = 0.0
+
+    @property
+    def took(self) -> float:
+        """Its duration in seconds; of several batches, without the time between them."""
+        return self.seconds if self.batches else max(0.0, self.ended - self.began)
 
 
 class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,7 +110,7 @@ def _are_one(before: Run, after: Run) -> bool:
 
 def _join(before: Run, after: Run) -> Run:
     """Return both as one run."""
-    sums = ("rows_in", "rows_out", "bytes_in", "bytes_out", "files", "replaced", "batches")
+    sums = ("rows_in", "rows_out", "bytes_in", "bytes_out", "files", "replaced", "batches", "seconds")
     violations = Counter(before.violations)
     violations.update(after.violations)
     return msgspec.structs.replace(

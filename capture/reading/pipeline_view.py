@@ -162,7 +162,8 @@ class PipelineView:
     def list_names(self) -> list[str]:
         """Return the names of the pipelines in the order of their runs, then of tables that no longer have one."""
         quarantines = {QUARANTINE.format(name=name) for name in self.pipelines}
-        others = [one for one in sorted(self.document.tables) if one not in {*self.pipelines, *quarantines}]
+        ours, tables = {*self.pipelines, *quarantines}, self.document.tables
+        others = [one for one in sorted(tables) if one not in ours and tables[one].number]
         return [*self.pipelines, *others]
 
     async def describe(self, name: str) -> PipelineFacts:

@@ -43,7 +43,7 @@ def _list_figures(one: PipelineState, now: float) -> list[tuple[str, str, float 
             ("good_run_age_seconds", "Seconds since the end of the last good run.", max(0.0, now - one.good))
         )
     if last := one.last:
-        took = None if last.batches else max(0.0, last.ended - last.began)  # batches have pauses between them
+        took = None if last.batches else last.seconds
         figures += [
             ("last_run_age_seconds", "Seconds since the end of the last run.", max(0.0, now - last.ended)),
             ("last_run_seconds", "Duration of the last run.", took),

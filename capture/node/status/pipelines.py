@@ -35,7 +35,7 @@ NOT_KNOWN = "not known"
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it is reported: times are Unix seconds, sizes bytes. `error` says why it failed.
 
-    It may stand for several `batches` of a stream, one after the other.
+    It may stand for several `batches` of a stream, one after the other. `seconds` is its duration, without pauses.
     """
 
     number: int
@@ -48,6 +48,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     leader: str
     error: str = ""
     batches: int = 0
+    seconds: float = 0.0
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +219,7 @@ def _list_recent(runs: Sequence[Run]) -> list[RunState]:
             leader=one.leader,
             error=one.error,
             batches=one.batches,
+            seconds=one.took,
         )
         for one in runs[-RECENT:]
     ]

@@ -97,14 +97,14 @@ function bars(runs) {
   // The durations of the last runs, the newest at the right; a failed run is red.
   const space = "http://www.w3.org/2000/svg";
   const drawing = document.createElementNS(space, "svg");
-  const longest = Math.max(0.001, ...runs.map(one => one.ended - one.began));
+  const longest = Math.max(0.001, ...runs.map(one => one.seconds));
   runs.forEach((one, at) => {
     const bar = document.createElementNS(space, "rect");
-    const height = Math.max(2, 16 * (one.ended - one.began) / longest);
+    const height = Math.max(2, 16 * (one.seconds) / longest);
     for (const [name, value] of [["x", 5 * (at + 20 - runs.length)], ["y", 16 - height], ["width", 4], ["height", height]]) bar.setAttribute(name, value);
     bar.setAttribute("class", one.error ? "failed" : "");
     const said = document.createElementNS(space, "title");
-    said.textContent = `run ${one.number}: ${age(one.ended - one.began)}, ${count(one.rows_in)} rows in, ${count(one.rows_out)} out${one.error ? `; failed: ${one.error}` : ""}`;
+    said.textContent = `run ${one.number}: ${age(one.seconds)}, ${count(one.rows_in)} rows in, ${count(one.rows_out)} out${one.error ? `; failed: ${one.error}` : ""}`;
     bar.append(said);
     drawing.append(bar);
   });
@@ -123,7 +123,7 @@ function pipelines(found, now) {
   parts.push(facts([["leader of the pipelines", found.leader ?? "none"], ["tables read", ago(found.read_at)]]));
   parts.push(table("tables", ["pipeline", "state", "behind", "lag", "last run", "took", "rows in", "rows out", "rows", "size", "runs"], found.pipelines.map(one => {
     const last = one.runs.at(-1);
-    const run = last ? [ago(last.ended), age(last.ended - last.began), count(last.rows_in), count(last.rows_out)] : ["", "", "", ""];
+    const run = last ? [ago(last.ended), age(last.seconds), count(last.rows_in), count(last.rows_out)] : ["", "", "", ""];
     return [
       one.name, warned(one.state, UNWELL.includes(one.state)), count(one.behind), one.waiting_since === null ? "" : age(Math.max(0, now / 1000 - one.waiting_since)), ...run,
       count(one.rows), one.bytes === null ? "?" : size(one.bytes), made("td", one.runs.length ? bars(one.runs) : ""),

@@ -515,3 +515,41 @@ async def test_what_a_run_reads_or_writes_is_not_deleted_however_long_it_takes(t
     await following.leading.clean(world.now)
     assert not old & {one.path for one in await world.home.list("table/")}
     await following.end()
+
+
+async def test_a_request_to_run_what_needs_a_rerun_is_answered_and_does_not_spin(tmp_path):
+    world, stream, following = await follow(tmp_path, ALL_NOW)
+    stream.publish(5)
+    await following.until_all()
+    [one] = world.config.pipeline
+    changed = msgspec.structs.replace(one, sql=one.sql.replace("SELECT", "SELECT 1 AS more,"))
+    world.config = msgspec.structs.replace(world.config, pipeline=[changed])
+    following.follower.wake(Request(what="run", id="a"))
+    await following.step()
+    table = await following.read_table()
+    assert table.asked == "a"
+    assert "was changed" in table.runs[-1].error
+    assert await following.follower._time_to_rest(changed) > 0
+
+
+async def test_a_rerun_that_fails_because_spark_ends_is_tried_again(tmp_path):
+    world, stream, following = await follow(tmp_path, ALL_NOW)
+    await world.store(range(1, 6))
+    stream.held, stream.last = Sequences.from_range(1, 5), 5
+    await following.until_all()
+    derive, following.follower._asked = following.deriver.derive, Request(what="rerun", id="a")
+
+    async def end(asked):
+        raise SparkError("Spark's driver has ended")
+
+    following.deriver.derive = end
+    await following.step()
+    table = await following.read_table()
+    assert (table.asked, table.runs[-1].asked) == ("", "a")
+    assert await following.follower._time_to_rest(world.config.pipeline[0]) > 0, "but not at once"
+    following.deriver.derive = derive
+    world.now += 60.0
+    following.now += 60.0
+    await following.step()
+    table = await following.read_table()
+    assert (table.asked, table.runs[-1].why, table.runs[-1].error) == ("a", "rerun", "")

@@ -142,7 +142,7 @@ def test_what_is_wrong_with_all_pipelines_is_told_first():
 
 def run_state(**facts):
     figures = {"rows_in": 12_000, "rows_out": 30, "bytes_in": 5_000_000, "bytes_out": 900, "leader": "node-1"}
-    return RunState(number=4, began=1000.0, ended=1002.5, **figures | facts)
+    return RunState(number=4, began=1000.0, ended=1002.5, seconds=2.5, **figures | facts)
 
 
 def test_prometheus_has_what_is_known_by_pipeline():
