@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,18 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 from derivations import messages, part
-from patient import PATIENCE, until
+from followed import NAME, Followed
+from patient import PATIENCE, PATIENT, until
 from pipelines_on_cluster import digests, parent_of, stopping_url, write_modules
 from spark_blocks import QUICK
 from spark_cluster import EXECUTOR, command_line, spark_cluster  # noqa: F401
 from stores import SECRET, seaweedfs  # noqa: F401
 
 from capture.errors import PipelineError
-from capture.pipelines.derivation import Derivation, Input
+from capture.pipelines.derivation import SMALL_BYTES, Derivation, Input
 from capture.pipelines.sql import analyse
 from capture.pipelines.upkeep import Upkeep
 from capture.spark import SparkDriver, SparkOptions
 from capture.stores import open_store
+from natty import Natty
 from natty.elections.guard import members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -152,6 +155,25 @@ async def test_each_upkeep_keeps_its_table_in_an_object_store(driver, store_envi
     if kind == "latest":
         rows = [(row[0], next(one for one in row if type(one) is int)) for row in rows]
     assert rows == expected
+
+
+@pytest.mark.parametrize("small_bytes", [0, SMALL_BYTES], ids=["by executors", "by the driver"])
+async def test_a_pipeline_follows_its_stream(driver, nats_server, natty_name, tmp_path, monkeypatch, small_bytes):
+    """Executors read the stream over mutual TLS, and hold each batch until it is computed."""
+    monkeypatch.delenv("NATS_PASSWORD")  # Spark connects by a certificate
+    name = natty_name("ORDERS")
+    query = "SELECT k, sum(v) AS v, last(sequence) AS l FROM S GROUP BY k"
+    table = Followed(driver, tmp_path, name, query, schema=SCHEMA, key=["k"])
+    table.small_bytes = small_bytes
+    async with Natty(**nats_server.connect_options(), **PATIENT) as natty:
+        await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True)
+        for number in range(1, 61):
+            await natty.publish(f"{name}.{number % 3}", json.dumps({"k": "abc"[number % 3], "v": number}).encode())
+    await table.follow(nats_server)
+    await table.until(60)
+    await driver.unfollow(NAME)
+    assert [len(one) for one in table.batches] == [40, 20]
+    assert [(row["k"], row["v"], row["l"]) for row in table.read()] == [("a", 630, 60), ("b", 590, 58), ("c", 610, 59)]
 
 
 async def test_rows_are_quarantined_by_executors(driver, store_environment, tmp_path):
