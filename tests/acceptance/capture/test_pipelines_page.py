@@ -96,7 +96,7 @@ async def test_the_examples_of_the_page_run_and_are_read_as_it_says(own_server, 
         node.terminate()
         assert await asyncio.to_thread(node.wait, 60) == 0
     rows = {one["name"]: one["rows"] for one in found}
-    assert rows == {"daily_revenue": 2, "customers": 3, "config": 1, "features": 40}
+    assert rows == {"daily_revenue": 2, "customers": 3, "revenue_now": 2, "config": 1, "features": 40}
     _, reading, polars_reading = (
         text.replace("file:///var/lib/orders", f"file://{tmp_path}/orders") for text in blocks("python")
     )
