@@ -76,11 +76,12 @@ class _Refusal(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-class _PubAnswer(PubAck, frozen=True):
+class PubAnswer(PubAck, frozen=True):
+    """An answer to a publish: an ack, or a refusal."""
     error: _Refusal | None = None
 
 
-_decode_answer = msgspec.json.Decoder(_PubAnswer).decode
+_decode_answer = msgspec.json.Decoder(PubAnswer).decode
 
 
 @dataclass(eq=False, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -37,6 +38,11 @@ if TYPE_CHECKING:  # a supervisor does not import what captures: it needs half o
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): it visits all messages, which are many and in no cycle."""
+
+FREED_BYTES = 64 << 20
+"""Freed memory that the C library keeps for the next blocks: to take it from the system again costs page faults."""
+LARGEST_KEPT = 32 << 20  # bytes of an allocation that is kept; glibc allows no more
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 THREADS_END_WITHIN = 5.0  # seconds that threads may run after the node has ended
 
@@ -151,10 +157,19 @@ def _run_to_end(work: Coroutine[Any, Any, None], complain: Callable[[str], objec
     last = _LastResort(complain)
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
+    _keep_freed_memory()
     try:
         run_async(last.after(work))
     finally:
         last.cancel()
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep FREED_BYTES, if it is glibc: see mallopt(3)."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, FREED_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT)
 
 
 def _run_worker(load: Callable[[], CaptureConfig]) -> None:

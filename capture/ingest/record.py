@@ -64,7 +64,7 @@ class Records(Generic[V]):
     ) -> Records[V]:
         """Return the batch as columns. All of its messages are from one stream; an empty batch has no records."""
         return cls(
-            stream=ack_tokens(batch.replies[0])[2].decode() if batch.raw else "",
+            stream=ack_tokens(batch.replies[0])[2].decode() if len(batch) else "",
             sequences=batch.sequences,
             times_ns=batch.times_ns,
             subjects=batch.subjects,

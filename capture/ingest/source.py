@@ -15,7 +15,6 @@ from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, Request
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
 from natty.wire.background import cancel_all, keep_up, wait_until_set
-from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
 
 log = logging.getLogger("capture.source")
@@ -106,7 +105,8 @@ class Source:
         self._stopping = False
         self._beat = ack_wait / BEATS
         self._unsettled = Unsettled()
-        self._arrived: list[RawMessage] = []
+        self._arrived: list[Batch] = []
+        self._waiting = 0  # messages of these
         self._repeated = Repeated(log)
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,11 +137,11 @@ class Source:
             if not self._arrived:
                 self._wake.clear()
                 await wait_until_set(self._wake, TICK)
-            if 0 < len(self._arrived) < ENOUGH:
+            if 0 < self._waiting < ENOUGH:
                 await asyncio.sleep(GATHER)  # a batch costs about as much as 100 messages: wait a moment for more
-            batch, self._arrived = Batch(self._arrived), []
+            batch = self._take_arrived()
             self.read += len(batch)
-            if self._floor is not None and batch.raw:
+            if self._floor is not None and len(batch):
                 self._floor.note_batch(batch)
             yield batch
             self._pull.finish(len(batch))  # its messages are in blocks, which have their own limits
@@ -159,8 +159,7 @@ class Source:
             async for batch in self._pull:
                 self._take(batch)
         finally:
-            self.nak([raw[1] for raw in self._arrived])
-            self._arrived = []
+            self.nak(self._take_arrived().replies)
             self._wake.set()
 
     async def _read_alone(self, floor: Floor) -> None:
@@ -188,7 +187,7 @@ class Source:
                 if not waiting:
                     await self._natty.jetstream.request(f"CONSUMER.RESET.{where}")
                     self._unsettled.take()
-                    self._arrived = []
+                    self._take_arrived()
                     floor.begin()
                     return True
                 if asyncio.get_running_loop().time() > deadline:
@@ -215,8 +214,13 @@ class Source:
 
     def _take(self, batch: Batch) -> None:
         self._unsettled.add(batch.replies)
-        self._arrived += batch.raw
+        self._arrived.append(batch)
+        self._waiting += len(batch)
         self._wake.set()
+
+    def _take_arrived(self) -> Batch:
+        batches, self._arrived, self._waiting = self._arrived, [], 0
+        return Batch.join(batches)
 
     async def _keep_alive(self) -> None:
         while True:

@@ -25,7 +25,7 @@ from capture.reading.direct_answers import (
 )
 from natty import Natty, NattyError, NotConnectedError, StreamNotFoundError
 from natty.wire.background import map_concurrently
-from natty.wire.message import RawMessage, parse_headers, status_of
+from natty.wire.message import Batch, RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
 REQUEST_BYTES = 8 * 1024 * 1024
@@ -192,8 +192,8 @@ class DirectGet:
                 return self._ended.result()
         return None
 
-    def _receive(self, messages: list[RawMessage]) -> None:
-        mine = [raw for raw in messages if raw[0] == self._reply]
+    def _receive(self, batch: Batch) -> None:
+        mine = [raw for raw in batch.raw if raw[0] == self._reply]
         if not mine:
             return
         self._heard = asyncio.get_running_loop().time()

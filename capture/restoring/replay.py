@@ -27,7 +27,7 @@ from capture.restoring.uptake import HIDDEN, give_up, incomplete_config, remove_
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack
-from natty.wire.message import Outgoing, RawMessage, status_of
+from natty.wire.message import Batch, Outgoing, status_of
 
 WINDOW = 4096  # messages without an ack
 WINDOW_BYTES = 8 << 20
@@ -304,8 +304,8 @@ class _Publishing:
         if self._fault is not None:
             raise self._fault
 
-    def _acks(self, raws: list[RawMessage]) -> None:
-        for reply, _, headers, payload in raws:
+    def _acks(self, batch: Batch) -> None:
+        for reply, _, headers, payload in batch.raw:
             subject, sequence, size = self._waiting.pop(reply, (b"", 0, 0))
             if not subject:
                 continue

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from natty import Batch, Natty
+from natty import Natty
 from natty.cli import connect
 from natty.cli.printer import Printer
 from natty.cli.show import Form, form_of, show_message
@@ -16,7 +16,7 @@ from natty.consuming.messaging import subscribe
 from natty.errors import BadSubjectError, StreamNotFoundError
 from natty.names import check_name
 from natty.pulling.ordered import Began, Ordered, OrderedOptions, Vanished
-from natty.wire.message import RawMessage
+from natty.wire.message import Batch
 
 _AT_ONCE = 500  # messages of a stream that are requested together
 
@@ -49,8 +49,8 @@ def sub(
 async def _listen(natty: Natty, subject: str, queue: str, form: Form, count: int | None) -> None:
     async with Printer(form, count) as printer:
 
-        def take(messages: list[RawMessage]) -> None:
-            if not printer.take(messages):
+        def take(batch: Batch) -> None:
+            if not printer.take(batch.raw):
                 subscription.close()
 
         subscription = await subscribe(natty.connection, subject, take, queue=queue)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any
 
 from natty.config.units import NANOSECONDS
@@ -73,7 +72,7 @@ class Consumption(RunsAsTask):
             jetstream, (stream, durable), durable, handler, options, on_fault=lambda fault: self._pull.stop()
         )
         if handler is not None:
-            self._pull.deliver = partial(self._work.add, self._stint)
+            self._pull.deliver = lambda batch, again: self._work.add(self._stint, batch.raw, again)
 
     def __repr__(self) -> str:
         work = self._work

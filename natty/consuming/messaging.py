@@ -16,7 +16,7 @@ from natty.names import decode
 from natty.wire.background import is_cancellation
 from natty.wire.connection import Connection
 from natty.wire.lifetime import Running, RunsAsTask, start
-from natty.wire.message import Headers, RawMessage, Received, Sink, encode_headers
+from natty.wire.message import Batch, Headers, RawMessage, Received, Sink, encode_headers
 from natty.wire.repeated import REFUSALS_EVERY, Repeated
 from natty.wire.session import Subscription
 
@@ -172,8 +172,8 @@ class CoreSubscription:
         self._subscription = subscription
         self._connection.listeners.append(self._on_event)
 
-    def _receive(self, messages: list[RawMessage]) -> None:
-        for raw in messages:
+    def _receive(self, batch: Batch) -> None:
+        for raw in batch.raw:
             size = len(raw[2]) + len(raw[3])
             full = len(self._waiting) >= self.max_messages or self._waiting_bytes + size > self.max_bytes
             if full and self._waiting:

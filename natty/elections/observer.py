@@ -22,7 +22,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
 from natty.wire.background import wait_until_set
-from natty.wire.message import RawMessage
+from natty.wire.message import Batch
 
 READ_AGAIN = 1.0  # seconds until a failed read is retried
 NO_NEWS = 0.1  # seconds after a read that showed nothing new
@@ -82,11 +82,11 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
     seen: Sight | None = None
     seen_at, now = clock(), Leadership()
 
-    def on_lease(messages: list[RawMessage]) -> None:
-        if max(map(hinted_revision, messages)) > (seen.revision if seen is not None else 0):
+    def on_lease(batch: Batch) -> None:
+        if max(map(hinted_revision, batch.raw)) > (seen.revision if seen is not None else 0):
             news.set()
 
-    def on_epoch(messages: list[RawMessage]) -> None:
+    def on_epoch(batch: Batch) -> None:
         if not now.token:
             news.set()
 

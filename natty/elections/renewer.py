@@ -30,7 +30,7 @@ from natty.jetstream import JetStream
 from natty.kv.json_records import decode
 from natty.wire.background import cancel_all, keep_up, wait_until_set
 from natty.wire.connection import Connection
-from natty.wire.message import RawMessage
+from natty.wire.message import Batch, RawMessage
 from natty.wire.session import Subscription
 
 log = logging.getLogger("natty.leader")
@@ -215,9 +215,9 @@ class RenewerThread:
                 for driver in drivers:
                     driver.input("connected")
 
-    def _pass_on(self, messages: list[RawMessage]) -> None:
+    def _pass_on(self, batch: Batch) -> None:
         newest: dict[bytes, tuple[int, RawMessage]] = {}
-        for raw in messages:
+        for raw in batch.raw:
             if raw[0] in self._drivers and (revision := hinted_revision(raw)):
                 before = newest.get(raw[0])
                 if before is None or revision > before[0]:
@@ -226,8 +226,8 @@ class RenewerThread:
             for driver in self._drivers[subject]:
                 driver.on_hint(revision, raw)
 
-    def _answer_calls(self, messages: list[RawMessage]) -> None:
-        for subject, reply, _, data in messages:
+    def _answer_calls(self, batch: Batch) -> None:
+        for subject, reply, _, data in batch.raw:
             if reply and not self.connection.is_inbox(reply):
                 continue  # our answer would be a write on a subject that the sender chose
             driver = self._addresses.get(subject)

@@ -15,6 +15,7 @@ import msgspec
 
 from natty.config.options import Count, Seconds, SecondsOrZero, check_options
 from natty.errors import (
+    UNREADABLE,
     ConnectionClosedError,
     JetStreamError,
     NotConnectedError,
@@ -23,12 +24,12 @@ from natty.errors import (
     WrongLastSequenceError,
     WrongLoopError,
 )
-from natty.jetstream import JetStream, is_in_process, read_ack
+from natty.jetstream import JetStream, PubAck, PubAnswer, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
 from natty.publishing.reporting import OnPublishError, Reporter
 from natty.wire import tracing
 from natty.wire.counters import PUBLISHER
-from natty.wire.message import Headers, RawMessage, as_payload, encode_headers, publish_headers, status_of
+from natty.wire.message import Batch, Headers, as_payload, encode_headers, publish_headers, status_of
 from natty.wire.servers import NEEDS
 from natty.wire.session import Subscription
 
@@ -113,6 +114,7 @@ class _FastAnswer(msgspec.Struct):
 
 
 _read_answer = msgspec.json.Decoder(_FastAnswer).decode
+_read_answers = msgspec.json.Decoder(list[PubAnswer]).decode
 
 
 class Publisher:
@@ -346,7 +348,7 @@ class Publisher:
         sink, inbox = self._take_fast_answers if self._fast else self._take_window_answers, self._inbox
         flow = max(1, self.options.window // _OUTSTANDING)  # an ack for every so many messages at least
         self._flow_prefix = b"%b.%d.fail." % (inbox, flow)  # a gap makes the server end the batch
-        self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
+        self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda batch: sink(inbox, batch))
 
     def _try_to_send(self, number: int, message: _Waiting) -> None:
         headers = message.headers
@@ -393,10 +395,10 @@ class Publisher:
         except NotConnectedError as error:
             self._broken = str(error)
 
-    def _take_fast_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
+    def _take_fast_answers(self, inbox: bytes, batch: Batch) -> None:
         if inbox != self._inbox:
             return
-        for subject, _, block, payload in messages:
+        for subject, _, block, payload in batch.raw:
             place = int(subject[len(inbox) + 1 :].split(b".")[2])  # in the batch, of the message that it answers
             if not payload and status_of(block)[0] == 503:
                 self._refuse(place, "no stream takes this subject at the moment")
@@ -444,14 +446,18 @@ class Publisher:
         self._waiting_bytes -= sum([len(self._waiting.pop(one).data) for one in done])
         self.stored += len(done)
 
-    def _take_window_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
+    def _take_window_answers(self, inbox: bytes, batch: Batch) -> None:
         if inbox != self._inbox:
             return
-        prefix = len(inbox) + 1
-        for subject, _, block, payload in messages:
-            number = int(subject[prefix:])
-            if number in self._waiting:
-                self._take_window_answer(number, block, payload)
+        start = len(inbox) + 1
+        numbers = [int(subject[start:]) for subject in batch.subjects]
+        if (acks := _read_acks(batch.payloads)) is not None:
+            for number, ack in zip(numbers, acks, strict=True):
+                self._take_ack(number, ack)
+        else:
+            for number, block, payload in zip(numbers, batch.header_blocks, batch.payloads, strict=True):
+                if number in self._waiting:
+                    self._take_window_answer(number, block, payload)
         if self._settling:
             self._be_fast_again()
         self._progress.set()
@@ -472,12 +478,16 @@ class Publisher:
                 self._waiting[number].in_doubt = False
                 self._fail(number, reason)
             return
+        self._take_ack(number, ack)
+
+    def _take_ack(self, number: int, ack: PubAck | PubAnswer) -> None:
         if ack.stream != self.stream:  # the subject has moved since this publisher was opened
-            self._fail(number, f"it was stored in stream {ack.stream}, which has this subject now")
-            return
-        self._waiting_bytes -= len(self._waiting.pop(number).data)
-        self.stored += 1
-        self.duplicates += ack.duplicate
+            if number in self._waiting:
+                self._fail(number, f"it was stored in stream {ack.stream}, which has this subject now")
+        elif (message := self._waiting.pop(number, None)) is not None:
+            self._waiting_bytes -= len(message.data)
+            self.stored += 1
+            self.duplicates += ack.duplicate
 
     def _send_later(self, number: int, reason: str, *, in_doubt: bool = False) -> None:
         message = self._waiting[number]
@@ -515,6 +525,16 @@ class Publisher:
             self._fail(number, f"not permitted: {text}")
         if refused and self._fast:
             self._refuse(refused[0] - self._base, text)
+
+
+def _read_acks(payloads: list[bytes]) -> list[PubAnswer] | None:
+    """Return the acks in the answers to messages, read together; None if one of these is something else."""
+    try:
+        answers = _read_answers(b"[%b]" % b",".join(payloads))
+    except UNREADABLE:
+        return None
+    is_each = len(answers) == len(payloads) and all(one.stream and one.error is None for one in answers)
+    return answers if is_each else None
 
 
 def expect_stream(stream: str, block: bytes) -> bytes:

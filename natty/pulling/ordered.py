@@ -24,8 +24,8 @@ from natty.errors import (
     UnsupportedError,
 )
 from natty.jetstream import JetStream
-from natty.pulling.requests import Requests, read_status
-from natty.wire.ack import ACKS, delivery_of, sequence_of
+from natty.pulling.requests import Requests, read_status, split_statuses
+from natty.wire.ack import delivery_of, sequence_of
 from natty.wire.message import Batch, Message, RawMessage
 
 logger = logging.getLogger("natty.ordered")
@@ -113,7 +113,7 @@ class Ordered:
         self._connection = jetstream.connection
         self._created: str | None = None  # when the stream was created; "" while it does not exist
         self._session: _Session | None = None
-        self._arrived: list[RawMessage] = []
+        self._arrived: list[Batch] = []
         self._position = 0  # the last sequence that arrived
         self._read = 0  # the last sequence that was yielded
         self._target: int | None = None  # the sequence to read until we have caught up
@@ -167,9 +167,9 @@ class Ordered:
                 else:
                     await self._wait(self._session)
                     if self._arrived and not self._stopping:
-                        raw, self._arrived = self._arrived, []
-                        self._read = sequence_of(raw[-1][1])
-                        yield Batch(raw)
+                        batch, self._arrived = Batch.join(self._arrived), []
+                        self._read = sequence_of(batch.replies[-1])
+                        yield batch
         finally:
             self._connection.listeners.remove(self._on_event)
             self._stopping = True
@@ -309,24 +309,23 @@ class Ordered:
         self._heard = asyncio.get_running_loop().time()
         session.requests.ask(session.requested, options.expires, heartbeat=options.heartbeat, max_bytes=self._max_bytes)
 
-    def _receive(self, session: _Session, messages: list[RawMessage]) -> None:
+    def _receive(self, session: _Session, batch: Batch) -> None:
         if session is not self._session or session.lost:
             return
         self._heard = asyncio.get_running_loop().time()
-        data = [raw for raw in messages if raw[1].startswith(ACKS)]
+        data, statuses = split_statuses(batch)
         if data:
-            first, last = delivery_of(data[0][1]), delivery_of(data[-1][1])
+            first, last = delivery_of(data.replies[0]), delivery_of(data.replies[-1])
             if (first, last) != (session.delivered + 1, session.delivered + len(data)):
                 self._lose(session, "a message is missing")
                 return
             session.delivered += len(data)
             session.requested -= len(data)
-            self._arrived += data
-            self._position = sequence_of(data[-1][1])
+            self._arrived.append(data)
+            self._position = sequence_of(data.replies[-1])
             self._wake.set()
-        for raw in messages if len(data) != len(messages) else ():
-            if not raw[1].startswith(ACKS):
-                self._status(session, raw)
+        for raw in statuses:
+            self._status(session, raw)
 
     def _status(self, session: _Session, raw: RawMessage) -> None:
         """Handle a status: a heartbeat, the end of a request, or the end of the session."""

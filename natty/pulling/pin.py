@@ -40,9 +40,9 @@ class Pin:
         """Return the fields about the pin for a request for messages."""
         return {"group": self.group, "id": self.id} if self.id else {"group": self.group}
 
-    def note_delivery(self, raw: RawMessage) -> None:
+    def note_delivery(self, header_block: bytes) -> None:
         """Take our id from the first message that is delivered to us."""
-        _, mark, rest = raw[2].rpartition(_MARK)  # the server's is the last, after any of the publisher's
+        _, mark, rest = header_block.rpartition(_MARK)  # the server's is the last, after any of the publisher's
         if self.id or not mark or not rest.endswith(_END):
             return
         self.id = decode(rest.removesuffix(_END))

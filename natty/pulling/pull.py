@@ -23,7 +23,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.names import check_name
 from natty.pulling.pin import Pin
-from natty.pulling.requests import PullOptions, Requests, hand_back, read_status
+from natty.pulling.requests import PullOptions, Requests, hand_back, read_status, split_statuses
 from natty.wire.ack import ACK, ACKS, IN_PROGRESS, nak, start_of_first_delivery
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage
@@ -40,7 +40,7 @@ DRAIN_TIMEOUT = 1.0  # seconds to wait for requested messages when no more are w
 DRAIN_QUIET = 0.02  # seconds without a message after which no more are expected
 PULL_ONLY = "natty reads from pull consumers; create one, or subscribe to that subject"
 
-Deliver = Callable[[list[RawMessage], int], None]
+Deliver = Callable[[Batch, int], None]
 """Receives messages as they arrive, and how many of them had been delivered before. It must not block."""
 
 
@@ -217,7 +217,7 @@ class Pull:
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
         self.deliver: Deliver = self._collect
         self._fault: Exception | None = None  # of `deliver`
-        self._arrived: list[RawMessage] = []
+        self._arrived: list[Batch] = []
         self._wake = asyncio.Event()
         self._begun = False
         self._stopping = False  # if True, messages that still arrive are handed back
@@ -260,8 +260,8 @@ class Pull:
                 if healing.done() and not self._arrived:
                     await healing  # raises the error that ended it
                 if self._arrived or self.options.tick is not None:
-                    raw, self._arrived = self._arrived, []
-                    yield Batch(raw, self._connection)
+                    batches, self._arrived = self._arrived, []
+                    yield Batch.join(batches, self._connection)
         finally:
             healing.cancel()
             await self._end()
@@ -336,10 +336,10 @@ class Pull:
 
     def keep_waiting(self) -> None:
         """Restart `ack_wait` of messages that are not yielded yet."""
-        self.in_progress([raw[1] for raw in self._arrived])
+        self.in_progress([reply for batch in self._arrived for reply in batch.replies])
 
-    def _collect(self, messages: list[RawMessage], again: int) -> None:
-        self._arrived += messages
+    def _collect(self, batch: Batch, again: int) -> None:
+        self._arrived.append(batch)
         self._wake.set()
 
     async def _wait_for_arrival(self, healing: asyncio.Task[None]) -> None:
@@ -364,8 +364,8 @@ class Pull:
     async def _leave(self) -> None:
         """Stop, hand back messages that were not yielded, and wait until requested ones are handed back, too."""
         self.stop()
-        messages, self._arrived = self._arrived, []
-        self._hand_back(messages)
+        batches, self._arrived = self._arrived, []
+        self._hand_back(Batch.join(batches))
         await self._drain()
 
     async def _end(self) -> None:
@@ -378,8 +378,8 @@ class Pull:
                 self._session.requests.close(last=self._hand_back)
             self._connection.observed.retire(self)
 
-    def _hand_back(self, messages: list[RawMessage]) -> None:
-        self.hand_back([raw[1] for raw in messages])
+    def _hand_back(self, batch: Batch) -> None:
+        self.hand_back(batch.replies)
 
     async def _heal(self) -> None:
         """Keep requests open until `stop`. ConsumerNotFoundError, StreamNotFoundError: it was deleted."""
@@ -428,7 +428,9 @@ class Pull:
             end = partial(self._session.requests.close, last=self._hand_back)
             asyncio.get_running_loop().call_later(self._heartbeat, end)
         session = self._session = _Session()
-        session.requests = Requests(self._jetstream, self.stream, self.durable, lambda raw: self._receive(session, raw))
+        session.requests = Requests(
+            self._jetstream, self.stream, self.durable, lambda batch: self._receive(session, batch)
+        )
         self._renewed = time.monotonic()
         self._retry_at = 0.0
         self._credit.forget()
@@ -470,32 +472,30 @@ class Pull:
         self._owed = self._credit.asked_messages > 0
         self._retry_delay, self._gone_since = RETRY_DELAY, 0.0
 
-    def _receive(self, session: _Session, messages: list[RawMessage]) -> None:
-        first = session.first = session.first or _first_delivery(messages)
-        firsts = b"\n".join([b"", *[raw[1] for raw in messages]]).count(first) if first else 0
-        data = messages if firsts == len(messages) else [raw for raw in messages if raw[1].startswith(ACKS)]
+    def _receive(self, session: _Session, batch: Batch) -> None:
+        first = session.first = session.first or _first_delivery(batch.replies)
+        firsts = b"\n".join([b"", *batch.replies]).count(first) if first else 0
+        data, statuses = (batch, ()) if firsts == len(batch) else split_statuses(batch)
         current = session is self._session
         if data:
             if self._pin and current:
-                self._pin.note_delivery(data[0])
+                self._pin.note_delivery(data.header_blocks[0])
             self._take(data, len(data) - firsts, current=current)
-        if current and len(data) != len(messages):
-            for raw in messages:
-                if not raw[1]:
-                    self._read_status(raw)
+        for raw in statuses if current else ():
+            if not raw[1]:
+                self._read_status(raw)
 
-    def _take(self, data: list[RawMessage], again: int, *, current: bool) -> None:
-        size = size_of(data)
-        if not current and not self._credit.fits(len(data), size):
+    def _take(self, data: Batch, again: int, *, current: bool) -> None:
+        if not current and not self._credit.fits(len(data), data.size):
             self._hand_back(data)
             return
-        self._credit.hold(len(data), size, asked=current)
+        self._credit.hold(len(data), data.size, asked=current)
         if self._stopping:
             self._hand_back(data)
             return
         counts = self.counts
         counts.delivered += len(data)
-        counts.delivered_bytes += size
+        counts.delivered_bytes += data.size
         counts.redelivered += again
         self._hear()
         try:
@@ -589,12 +589,12 @@ class Pull:
                 return
 
 
-def _first_delivery(messages: list[RawMessage]) -> bytes:
-    """Return a line break and the prefix of ack subjects of first deliveries; b"" if `messages` has no ack subject.
+def _first_delivery(replies: list[bytes]) -> bytes:
+    """Return a line break and the prefix of ack subjects of first deliveries; b"" if there is no ack subject.
 
     The line break is the separator of subjects that are joined for counting, so it matches only at their beginning.
     """
-    for _, reply, _, _ in messages:
+    for reply in replies:
         if reply.startswith(ACKS):
             return b"\n" + start_of_first_delivery(reply)
     return b""

@@ -17,9 +17,9 @@ from natty.config.options import Count, ServerSeconds, check_options
 from natty.config.units import NANOSECONDS
 from natty.errors import NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
-from natty.wire.ack import ACKS, nak
+from natty.wire.ack import ACKS, are_acks, nak
 from natty.wire.connection import Connection
-from natty.wire.message import RawMessage, Sink, parse_headers, status_of
+from natty.wire.message import Batch, RawMessage, Sink, parse_headers, status_of
 
 logger = logging.getLogger("natty.pull")
 
@@ -130,6 +130,14 @@ def read_status(raw: RawMessage) -> Status:
         headers.get(f"Nats-{name}", [""])[0] for name in ("Pending-Messages", "Pending-Bytes", "Last-Consumer")
     )
     return Status(code, text, int(left) if left else None, int(size or 0), int(last or 0))
+
+
+def split_statuses(batch: Batch) -> tuple[Batch, list[RawMessage]]:
+    """Return the messages of a stream in what an inbox got, and the statuses among them."""
+    if are_acks(batch.replies):
+        return batch, []
+    statuses = [raw for raw in batch.raw if not raw[1].startswith(ACKS)]
+    return Batch([raw for raw in batch.raw if raw[1].startswith(ACKS)]), statuses
 
 
 class Requests:

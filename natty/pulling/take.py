@@ -81,7 +81,7 @@ class _Inbox:
         self._connection.refusals.listeners.remove(self._on_refusal)
         self._connection.listeners.remove(self._on_event)
         self._requests.close(last=self._hand_back if self._owed else None)
-        self._hand_back(self._arrived)
+        self._hand_back(Batch(self._arrived))
 
     def ask(self, messages: int, expires: float) -> None:
         """Send a request."""
@@ -109,12 +109,12 @@ class _Inbox:
                 return messages, status
         return messages, None
 
-    def _receive(self, messages: list[RawMessage]) -> None:
-        self._arrived += messages
+    def _receive(self, batch: Batch) -> None:
+        self._arrived += batch.raw
         self._wake.set()
 
-    def _hand_back(self, messages: list[RawMessage]) -> None:
-        hand_back(self._connection, [raw[1] for raw in messages], delay=0.0)
+    def _hand_back(self, batch: Batch) -> None:
+        hand_back(self._connection, batch.replies, delay=0.0)
 
     def _on_refusal(self, text: str) -> None:
         if f'"{self._subject}"' in text:

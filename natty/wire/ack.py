@@ -7,14 +7,20 @@ account hash behind `$JS.ACK` (ADR-15).
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import msgspec
+
 from natty.config.units import NANOSECONDS
-from natty.errors import legible
+from natty.errors import UNREADABLE, legible
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
 
 ACKS = b"$JS.ACK."
 """How every subject begins on which a stored message is settled."""
+
+_read_numbers = msgspec.json.Decoder(list[int]).decode
 
 
 def ack_subject(stream: str, consumer: str, sequence: int, time_ns: int = 0, *, deliveries: int = 1) -> bytes:
@@ -37,21 +43,49 @@ def _shift(tokens: int) -> int:
 class Acks:
     """The ack subjects of many messages as columns; tokens are counted as in `ack_tokens`."""
 
-    __slots__ = ("_shift", "_tokens", "_width")
-
     def __init__(self, replies: list[bytes]) -> None:
-        count = len(replies)
-        self._tokens = b".".join(replies).split(b".") if replies else []
-        self._width = len(self._tokens) // count if count else 9
-        self._shift = _shift(self._width)
-        if not all(self._tokens[at :: self._width].count(word) == count for at, word in enumerate((b"$JS", b"ACK"))):
-            rows = [ack_tokens(reply) for reply in replies]  # not all of one form
-            self._tokens = [row[index] for row in rows for index in range(9)]
-            self._width, self._shift = 9, 0
+        self._replies = replies
 
     def column(self, index: int) -> list[bytes]:
         """Return the token at this index, from 2 on, of every ack subject."""
-        return self._tokens[index + self._shift :: self._width]
+        tokens, width, shift = self._tokens
+        return tokens[index + shift :: width]
+
+    def numbers(self, index: int) -> list[int]:
+        """Return the token at this index, from 4 on, of every ack subject as a number."""
+        if (numbers := self._numbers) is not None:
+            return numbers[index - 4 :: 5]
+        return list(map(int, self.column(index)))
+
+    @cached_property
+    def _tokens(self) -> tuple[list[bytes], int, int]:
+        """The tokens, how many an ack subject has, and how many stand between `$JS.ACK` and the stream."""
+        replies = self._replies
+        tokens = b".".join(replies).split(b".") if replies else []
+        width = len(tokens) // len(replies) if replies else 9
+        starts = [tokens[at::width].count(word) for at, word in enumerate((b"$JS", b"ACK"))]
+        if len(tokens) == width * len(replies) and starts == [len(replies)] * 2:
+            return tokens, width, _shift(width)
+        rows = [ack_tokens(reply) for reply in replies]  # not all of one form
+        return [row[index] for row in rows for index in range(9)], 9, 0
+
+    @cached_property
+    def _numbers(self) -> list[int] | None:
+        """The last five tokens of every ack subject, read together; None if it is not all that differs in them."""
+        replies = self._replies
+        if not replies or replies[0].count(b".") != 8:
+            return None
+        start = b".".join(replies[0].split(b".", 4)[:4]) + b"."
+        try:
+            numbers = _read_numbers(b"[%b]" % b".".join(replies).replace(start, b"").replace(b".", b","))
+        except UNREADABLE:
+            return None
+        return numbers if len(numbers) == 5 * len(replies) else None
+
+
+def are_acks(replies: list[bytes]) -> bool:
+    """Return whether all of them are ack subjects."""
+    return b"\n".join([b"", *replies]).count(b"\n" + ACKS) == len(replies)
 
 
 def identity_of(reply: bytes) -> bytes:

@@ -30,7 +30,7 @@ from natty.wire.background import keep_up, wait_until_set
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
-from natty.wire.message import Outgoing, RawMessage, Sink, as_payload, check, status_of
+from natty.wire.message import Batch, Outgoing, RawMessage, Sink, as_payload, check, status_of
 from natty.wire.refused_subscriptions import RefusedSubscriptions
 from natty.wire.repeated import Refusals, Repeated
 from natty.wire.session import Session, Subscription
@@ -86,9 +86,9 @@ class Answers:
         """Stop waiting for this answer."""
         self._waiting.pop(reply, None)
 
-    def deliver(self, messages: list[RawMessage]) -> None:
+    def deliver(self, batch: Batch) -> None:
         """Give each answer to the request that it belongs to. This is the sink of `subject`."""
-        for raw in messages:
+        for raw in batch.raw:
             waiting = self._waiting.pop(raw[0], None)
             if waiting is not None and not waiting[0].done():
                 waiting[0].set_result(raw)
@@ -318,14 +318,14 @@ class Connection:
             except Exception:
                 logger.exception("a listener failed on %r", event, extra={"action": "listener_failed"})
 
-    def _dispatch(self, sid: bytes, messages: list[RawMessage]) -> None:
+    def _dispatch(self, sid: bytes, batch: Batch) -> None:
         subscription = self._subscriptions.get(sid) or self._last_of.get(sid)
         if subscription is not None:
             try:
-                subscription.sink(messages)
+                subscription.sink(batch)
             except Exception:
                 text = "the receiver of %s failed; its %d messages are dropped"
-                logger.exception(text, subscription, len(messages), extra={"action": "sink_failed"})
+                logger.exception(text, subscription, len(batch), extra={"action": "sink_failed"})
 
     async def ready(self, timeout: float | None = None) -> None:
         """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""

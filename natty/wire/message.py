@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from functools import cached_property, lru_cache
+from itertools import chain
 from math import ceil
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ RawMessage = tuple[bytes, bytes, bytes, bytes]
 Outgoing = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply, header block, payload) of a message to publish."""
 
-Sink = Callable[[list[RawMessage]], None]
+Sink = Callable[["Batch"], None]
 """Receives the messages of one subscription straight from the parser: never blocks, never raises."""
 
 Headers = Mapping[str, str | list[str]]
@@ -174,28 +175,58 @@ class Confirmation:
 
 
 class Batch:
-    """The messages of one read of the socket, in order of delivery, also as columns."""
+    """The messages of one read of the socket, in order of delivery, also as columns.
+
+    The parser makes rows or columns, whichever costs less; the other form is made on first use.
+    """
 
     def __init__(self, raw: list[RawMessage], connection: Sender | None = None) -> None:
         self.raw = raw
         self._connection = connection
+        self._count = len(raw)
+
+    @classmethod
+    def of_columns(
+        cls, subjects: list[bytes], replies: list[bytes], header_blocks: list[bytes], payloads: list[bytes]
+    ) -> Batch:
+        """Return a batch of these columns, which have an entry for each message."""
+        batch = cls.__new__(cls)
+        batch.subjects, batch.replies, batch.header_blocks, batch.payloads = subjects, replies, header_blocks, payloads
+        batch._connection, batch._count = None, len(replies)
+        return batch
+
+    @classmethod
+    def join(cls, batches: list[Batch], connection: Sender | None = None) -> Batch:
+        """Return the messages of several batches as one, which settles them with `connection`."""
+        if len(batches) == 1:
+            batches[0]._connection = connection
+            return batches[0]
+        joined = cls.of_columns(
+            *(
+                list(chain.from_iterable(getattr(batch, name) for batch in batches))
+                for name in ("subjects", "replies", "header_blocks", "payloads")
+            )
+        )
+        joined._connection = connection
+        return joined
 
     def __len__(self) -> int:
-        return len(self.raw)
+        return self._count
 
     def __iter__(self) -> Iterator[Message]:
         return (Message(raw, self._connection) for raw in self.raw)
 
     def __repr__(self) -> str:
-        if not self.raw:
+        if not self._count:
             return "Batch(empty)"
         return f"Batch({len(self)} messages, sequences {self.sequences[0]}–{self.sequences[-1]})"
 
     @cached_property
-    def _acks(self) -> Acks:
-        return Acks(self.replies)
+    def raw(self) -> list[RawMessage]:
+        """The messages, each as a tuple."""
+        return list(zip(self.subjects, self.replies, self.header_blocks, self.payloads, strict=True))
 
-    @property
+    @cached_property
     def subjects(self) -> list[bytes]:
         """The subjects."""
         return [raw[0] for raw in self.raw]
@@ -205,15 +236,19 @@ class Batch:
         """The subjects to acknowledge on."""
         return [raw[1] for raw in self.raw]
 
-    @property
+    @cached_property
     def header_blocks(self) -> list[bytes]:
         """The raw header blocks, `b""` for a message without headers."""
         return [raw[2] for raw in self.raw]
 
-    @property
+    @cached_property
     def payloads(self) -> list[bytes]:
         """The payloads."""
         return [raw[3] for raw in self.raw]
+
+    @cached_property
+    def _acks(self) -> Acks:
+        return Acks(self.replies)
 
     @property
     def streams(self) -> list[bytes]:
@@ -223,17 +258,23 @@ class Batch:
     @cached_property
     def sequences(self) -> list[int]:
         """The stream sequences."""
-        return list(map(int, self._acks.column(5)))
+        return self._acks.numbers(5)
 
-    @property
+    @cached_property
     def times_ns(self) -> list[int]:
         """When the stream stored each message, in Unix nanoseconds."""
-        return list(map(int, self._acks.column(7)))
+        return self._acks.numbers(7)
 
-    @property
+    @cached_property
     def deliveries(self) -> list[int]:
         """How many times each message has been delivered, this time included."""
-        return list(map(int, self._acks.column(4)))
+        return self._acks.numbers(4)
+
+    @cached_property
+    def size(self) -> int:
+        """The bytes of the messages as the server counts them: subject, ack subject, headers and payload."""
+        columns = self.subjects, self.replies, self.header_blocks, self.payloads
+        return sum([sum(map(len, column)) for column in columns])
 
 
 class Received:

@@ -75,7 +75,7 @@ def test_nodes_register_apart_from_the_members_of_an_elastic_group_of_that_name(
 def test_only_the_servers_mark_is_taken_off(published: bytes, stored: bytes) -> None:
     pin = Pin("PCG", lambda: None, lambda: None, lambda: None)
     message = (b"s", b"r", marked(published), b"payload")
-    pin.note_delivery(message)
+    pin.note_delivery(message[2])
     assert pin.id == PIN
     assert pin.strip_marks([message]) == [(b"s", b"r", stored, b"payload")]
     assert is_cut((b"s", b"r", stored, b"payload")) == published.endswith(b"bcd")
@@ -85,7 +85,7 @@ def test_messages_under_another_pin_are_not_ours() -> None:
     pin = Pin("PCG", lambda: None, lambda: None, lambda: None)
     ours, theirs = (b"s", b"r", marked(b""), b""), (b"s", b"r", marked(b"", "another"), b"")
     assert pin.strip_marks([ours]) is None  # nobody is pinned
-    pin.note_delivery(ours)
+    pin.note_delivery(ours[2])
     assert pin.strip_marks([ours, theirs]) is None
 
 
@@ -145,7 +145,7 @@ class Piece:
     async def __aiter__(self) -> AsyncIterator[Batch]:
         messages = self.server.pieces.pop(0) if self.server.pieces else []
         if messages:
-            self.pin.note_delivery(messages[0])
+            self.pin.note_delivery(messages[0][2])
             yield Batch(messages)
         await self.stopped.wait()
 

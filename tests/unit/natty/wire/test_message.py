@@ -52,6 +52,28 @@ def test_a_batch_of_ack_subjects_of_several_ages_has_columns_too():
     assert Batch([]).sequences == []
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"$JS.ACK.S.C.", b"$JS.ACK.S,x.C.", b"$JS.ACK.hub.hash.S.C."]),
+            st.tuples(*[st.integers(0, 2**63 - 1)] * 5),
+        ),
+        max_size=5,
+    )
+)
+def test_a_batch_of_columns_has_the_same_facts_as_one_of_messages(made):
+    raw = [(b"s%d" % at, start + b".".join(b"%d" % one for one in numbers), b"h" * at, b"p" * at)
+           for at, (start, numbers) in enumerate(made)]  # fmt: skip
+    columns = [list(column) for column in zip(*raw, strict=True)] or [[], [], [], []]
+    for batch in (Batch(raw), Batch.of_columns(*columns), Batch.join([Batch([one]) for one in raw])):
+        assert (batch.raw, len(batch)) == (raw, len(made))
+        assert [batch.subjects, batch.replies, batch.header_blocks, batch.payloads] == columns
+        assert batch.deliveries == [numbers[0] for _, numbers in made]
+        assert batch.sequences == [numbers[1] for _, numbers in made]
+        assert batch.times_ns == [numbers[3] for _, numbers in made]
+        assert batch.size == sum(len(one) for each in raw for one in each)
+
+
 def test_every_value_of_a_repeated_header_is_kept_in_order():
     assert parse_headers(b"NATS/1.0\r\nA: 1\r\nB:x: y\r\nA:2\r\n\r\n") == {"A": ["1", "2"], "B": ["x: y"]}
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser as StockParser
 
-from natty.wire.session import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
+from natty.wire.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
 
 TOKEN = st.text("abcXYZ019_-$", min_size=1, max_size=8)
 SUBJECT = st.lists(TOKEN, min_size=1, max_size=4).map(lambda tokens: ".".join(tokens).encode())
@@ -65,7 +65,7 @@ def ours(chunks):
     messages, lines, order = [], [], []
 
     def deliver(sid, batch):
-        messages.extend((int(sid), *raw) for raw in batch)
+        messages.extend((int(sid), *raw) for raw in batch.raw)
         order.extend(["message"] * len(batch))
 
     def control(line):
@@ -114,20 +114,127 @@ class Counting(Parser):
 
     looks = looked_at = 0
 
-    def _split(self, buffer):
+    def _split(self, buffer, position):
         self.looks += 1
-        self.looked_at += len(buffer)
-        return super()._split(buffer)
+        self.looked_at += len(buffer) - position
+        return super()._split(buffer, position)
 
 
 def test_a_large_payload_over_many_reads_is_looked_at_twice():
     size, sizes = 1024 * 1024, []
-    parser = Counting(lambda sid, batch: sizes.extend(len(raw[3]) for raw in batch), sizes.append)
+    parser = Counting(lambda sid, batch: sizes.extend(map(len, batch.payloads)), sizes.append)
     data = b"MSG big 1 %d\r\n" % size + b"x" * size + b"\r\nPING\r\n"
     for start in range(0, len(data), 1024):
         parser.feed(data[start : start + 1024])
     assert sizes == [size, b"PING"]
     assert parser.looks <= 3  # and not joined at each of the 1025 reads
+
+
+# --- messages that are alike, which are split together ---------------------------------------------------------------
+
+
+def message(subject, sid, reply, head, data):
+    """Return a message as the server sends it."""
+    words = [b"HMSG" if head else b"MSG", subject, sid, *([reply] if reply else [])]
+    words += [*([b"%d" % len(head)] if head else []), b"%d" % (len(head) + len(data))]
+    return b" ".join(words) + b"\r\n" + head + data + b"\r\n"
+
+
+def alike(number, *, reply=True, head=False, size=20):
+    """Return many messages of one subscription that differ in their words, header values and payloads."""
+    return [
+        message(
+            b"orders.%d" % (at % 7),
+            b"12",
+            b"$JS.ACK.S.C.1.%d.1.5.0" % at if reply else b"",
+            b"NATS/1.0\r\nNats-Msg-Id: %d\r\nA: b:%d\r\n\r\n" % (at, at) if head else b"",
+            b"%d" % at * (at % size),
+        )
+        for at in range(number)
+    ]
+
+
+@pytest.mark.parametrize("reply", [True, False])
+@pytest.mark.parametrize("head", [True, False])
+def test_messages_that_are_alike_are_split_together_and_give_the_same(reply, head):
+    made = alike(300, reply=reply, head=head)
+    data, positions, found = b"".join(made), [], []
+
+    class Noting(Parser):
+        def _split(self, buffer, position):
+            positions.append((position, len(buffer)))
+            return super()._split(buffer, position)
+
+    parser = Noting(lambda sid, batch: found.extend((int(sid), *raw) for raw in batch.raw), lambda line: None)
+    parser.feed(data)
+    assert positions == [(len(data), len(data))]
+    assert found == stock([data]) == ours(made)[0]
+
+
+ODD = st.sampled_from(
+    [
+        b"PING\r\n",
+        b"INFO {}\r\n",
+        message(b"orders.1", b"13", b"r", b"", b"another subscription"),
+        message(b"orders.1", b"12", b"", b"", b"no reply"),
+        message(b"orders.1", b"12", b"MSG", b"", b"5"),
+        message(b"MSG", b"12", b"12", b"", b"MSG MSG 12 12 3"),
+        message(b"orders.1", b"12", b"r", b"", b""),
+        message(b"orders.1", b"12", b"r", b"", b"\r\n"),
+        message(b"orders.1", b"12", b"r", b"", b"abc\r\nMSG orders.1 12 r 3\r\nxyz"),
+        message(b"orders.1", b"12", b"r", b"NATS/1.0\r\n\r\n", b"headers"),
+        message(b"orders.1", b"12", b"", b"NATS/1.0\r\n\r\n", b"no reply"),
+        message(b"orders.1", b"12", b"r", b"NATS/1.0\r\nNats-Msg-Id: 1\r\nA: b\r\n\r\n", b"\r\n"),
+        message(b"orders.1", b"12", b"r", b"NATS/1.0\r\nNats-Msg-Id: 1\r\nA: b", b"headers without an end"),
+        message(b"orders.1", b"12", b"r", b"", b"x" * 2000),
+        b"MSG  orders.1 12\tr 003\r\nabc\r\n",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 300), ODD), max_size=4),
+    st.lists(st.integers(0, 30_000), max_size=5),
+)
+def test_messages_among_others_that_are_not_alike_give_what_each_of_them_alone_gives(reply, head, odd, places):
+    made = alike(300, reply=reply, head=head)
+    for place, one in odd:
+        made.insert(place, one)
+    messages, lines, _ = ours(cut(b"".join(made), places))
+    expected, expected_lines, _ = ours(made)
+    assert sorted(messages, key=lambda found: found[0]) == sorted(expected, key=lambda found: found[0])
+    assert lines == expected_lines
+
+
+@pytest.mark.parametrize("size", [b"+5", b"-5", b"5_0", b"x", b"99999999999999999999", b""])
+def test_a_malformed_line_among_messages_that_are_alike_is_named(size):
+    made = [*alike(300), b"MSG a 12 r %b\r\nhello\r\n" % size, *alike(20)]
+    if size in (b"+5", b"5_0"):  # Python reads them as numbers
+        assert ours(made)[:2] == ours([b"".join(made)])[:2]
+        return
+    with pytest.raises(ProtocolError, match=r"malformed|is announced"):
+        ours([b"".join(made)])
+
+
+def test_messages_that_are_not_alike_are_not_tried_at_each_read():
+    tried = []
+
+    class Noting(Parser):
+        def _take_alike(self, buffer):
+            tried.append(not self._skipped)
+            return super()._take_alike(buffer)
+
+    parser = Noting(lambda sid, batch: None, lambda line: None)
+    mixed = b"".join([b"PING\r\n", *alike(200)])
+    for _ in range(1000):
+        parser.feed(mixed)
+    assert sum(tried) < 40
+    for _ in range(100):
+        parser.feed(b"".join(alike(200)))
+    assert sum(tried[-30:]) == 30
 
 
 def test_messages_of_one_read_come_in_one_call_for_each_subscription():
@@ -174,7 +281,7 @@ def test_a_long_line_over_many_reads_is_searched_once(read):
 @pytest.mark.parametrize("begin", [b"", b"INFO ", b"MSG a 1 0\r\n\r\nMSG "])
 def test_a_line_without_an_end_is_an_error_that_shows_its_beginning(read, begin):
     messages, fed = [], []
-    parser = Parser(lambda sid, batch: messages.extend(batch), lambda line: None)
+    parser = Parser(lambda sid, batch: messages.extend(batch.raw), lambda line: None)
     data = begin + b"x" * 2 * MAX_LINE_BYTES
 
     def feed():
