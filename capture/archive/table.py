@@ -6,7 +6,7 @@ It works for any table format: one commit of one head changes the files and the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
@@ -71,7 +71,8 @@ class TableChange(Generic[Exposed]):
     """A commit that is being prepared: `table` is about to be committed, of an archive or of pipelines.
 
     `came` and `gone` are what the commit adds to and removes from the files that `table.iceberg` describes; an object
-    that is in both has other sequences than before. `files` returns all files of a stream in the table, in lists of any
+    that is in both has other sequences than before. If the `same_rows` are in both, readers of what is new skip the
+    commit. `files` returns all files of a stream in the table, in lists of any
     length. `token` is the term's, and `now` the time of the commit (Unix seconds).
     """
 
@@ -81,6 +82,7 @@ class TableChange(Generic[Exposed]):
     files: Callable[[str], AsyncIterator[list[Stored]]]
     token: int
     now: float
+    same_rows: bool = field(default=False, kw_only=True)
 
 
 class Exposure(Protocol):

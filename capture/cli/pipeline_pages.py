@@ -297,8 +297,8 @@ def print_runs(name: str, runs: Sequence[Run]) -> None:
     if not runs:
         say(f"pipeline {name} has not run yet")
         return
-    columns = (">run", "began", ">took", ">rows in", ">rows out", ">in", ">out", ">files", ">replaced", "result")
-    print_table(columns, [_run_row(one) for one in runs])
+    columns = (">run", "began", ">took", ">rows in", ">rows out", ">in", ">out", ">files", ">replaced", ">merged")
+    print_table((*columns, "result"), [_run_row(one) for one in runs])
 
 
 def _run_row(one: Run) -> tuple[str, ...]:
@@ -310,7 +310,8 @@ def _run_row(one: Run) -> tuple[str, ...]:
         result += f"; {', '.join(counts)}"
     took = show_duration(round(one.took, 1))
     sizes = show_size(one.bytes_in), show_size(one.bytes_out)
-    numbers = (f"{one.rows_in:,}", f"{one.rows_out:,}", *sizes, f"{one.files:,}", f"{one.replaced:,}")
+    rows, files = (one.rows_in, one.rows_out), (one.files, one.replaced, one.packed)
+    numbers = (*(f"{count:,}" for count in rows), *sizes, *(f"{count:,}" for count in files))
     return str(one.number), _time(one.began), took, *numbers, result
 
 

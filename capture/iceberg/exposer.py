@@ -104,7 +104,9 @@ class Exposer:
                 for part in (change.came, change.gone)
             )
             table = await self._expose_stream(
-                _StreamChange(table, came, gone, change.files, change.token, change.now, stream)
+                _StreamChange(
+                    table, came, gone, change.files, change.token, change.now, stream, same_rows=change.same_rows
+                )
             )
         return table
 
@@ -229,7 +231,7 @@ class Exposer:
             new = NewSnapshot(evolved, files, self._unique)
             new.change(replace(opened, types=types), self._describe(change, evolved, files, change.came, facts), gone)
             covered = change.shape.cover(evolved, (one.footer for one in facts))
-            added = new.finish(change.now, self._summary(change))
+            added = new.finish(change.now, self._summary(change), same_rows=change.same_rows)
             return replace(added, metadata=name_as(added.metadata, covered))
 
         added = await asyncio.to_thread(write)  # in a thread: it takes a second for thousands of files

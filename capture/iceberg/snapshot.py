@@ -150,9 +150,10 @@ class NewSnapshot:
                 write_entries(self._metadata, spec, content, entries, firsts, number, self._files, self._unique())
             )
 
-    def finish(self, now: float, said: Mapping[str, str]) -> Added:
+    def finish(self, now: float, said: Mapping[str, str], *, same_rows: bool = False) -> Added:
         """Write the manifest list. Return the table with the snapshot as the current one; `said` is in its summary.
 
+        If the table has the `same_rows` in other files, the operation is "replace": incremental readers skip it.
         Raises ManifestError if the manifests do not hold as many files and rows as the summary says.
         """
         metadata, number, before = self._metadata, self._number, self._metadata.current_snapshot()
@@ -163,6 +164,8 @@ class NewSnapshot:
             Summary(operation, **self._changes.build(), **said),
             before.summary if before else None,
         )
+        if same_rows:
+            summary = Summary(Operation.REPLACE, **summary.additional_properties)
         _check_totals([*self._manifests, *(one.manifest for one in self._kept)], summary)
         manifest_list = f"{metadata.location}/metadata/snap-{number}-{self._unique()}.avro"
         listed = write_list(

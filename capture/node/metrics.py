@@ -61,6 +61,7 @@ def _collect_pipelines(keeper: PipelineKeeper) -> Iterator[Metric]:
         ("rows_out", "Rows that they wrote."),
         ("bytes_in", "Bytes of the objects with the new rows."),
         ("bytes_out", "Bytes that they wrote."),
+        ("bytes_packed", "Bytes of small files that were merged after them."),
     ):
         counter = CounterMetricFamily(f"capture_pipeline_{what}", text, labels=["pipeline"])
         for name, counts in list(keeper.counts.items()):

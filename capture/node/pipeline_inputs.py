@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from capture.archive.heads import newest_readers
 from capture.archive.manifest import Manifest
 from capture.archive.sequences import Sequences
@@ -18,7 +20,7 @@ from capture.errors import PipelineError
 from capture.pipelines.commits import PipelineLeading
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import INFER, Input, Part
-from capture.pipelines.document import Pipelines, PipelineTable
+from capture.pipelines.document import Pipelines, PipelineTable, count_new_rows
 from capture.pipelines.run import Gathered, Method
 from capture.reading.increment import find_all_parts, find_new, find_parts
 from capture.reading.inventory import Inventory
@@ -76,8 +78,10 @@ class PipelineInputs:
         for name, inventory in inventories.items():
             inputs[name] = await self._of_stream(pipeline, method, table, streams[name], inventory, new[name])
         for name, one in tables.items():
-            inputs[name] = await self._of_table(name, one, method, 0 if anew else table.inputs.get(name, 0))
-        return Gathered(inputs=inputs, new=new, numbers=numbers, anew=anew)
+            given = await self._of_table(name, one, method, 0 if anew else table.inputs.get(name, 0))
+            inputs[name] = msgspec.structs.replace(given, rows=count_new_rows(table, name, one, given.after))
+        rows = {name: one.rows for name, one in tables.items() if one.rows is not None}
+        return Gathered(inputs=inputs, new=new, numbers=numbers, rows=rows, anew=anew)
 
     async def find_first(self, config: CaptureConfig) -> int:
         """Return the first sequence that the archive of a stream has, or had until retention; 0 if there is none."""
@@ -126,9 +130,10 @@ class PipelineInputs:
         files = [one for one in known_files if is_open(one.format)]
         return Input(
             store=opening_url(self.leading.store),
-            new=[Part(stored=one) for one in files if one.first > known],
+            new=[Part(stored=one) for one in files if one.last > known],
             all=[Part(stored=one) for one in files] if method.reads_all else [],
             columns=table.columns,
+            after=known,
         )
 
 

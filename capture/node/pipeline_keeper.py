@@ -52,8 +52,8 @@ class PipelineKeeper:
     """The pipelines of a configuration, which may have several streams: while this node leads them, it runs them.
 
     `failing` has a sentence for each pipeline that does not run as it should. `counts` has for each pipeline what this
-    node's runs add up to: `runs`, `failed` ones among them, `rows_in`, `rows_out`, `bytes_in`, `bytes_out`, and
-    `milliseconds`.
+    node's runs add up to: `runs`, `failed` ones among them, `rows_in`, `rows_out`, `bytes_in`, `bytes_out`,
+    `bytes_packed` and `milliseconds`.
     """
 
     natty: Natty

@@ -15,6 +15,7 @@ import msgspec
 
 from capture.errors import CaptureError, FencedError, PipelineError, SparkError, StoreError
 from capture.maintenance.compaction_plan import new_name
+from capture.node.pipeline_packer import PipelinePacker
 from capture.node.pipeline_requests import Request
 from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.definition import Pipeline
@@ -88,6 +89,10 @@ class PipelineRunner:
     node: str = ""
     clock: Callable[[], float] = time.time
     counts: dict[str, Counter[str]] = field(default_factory=dict)
+    packer: PipelinePacker = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.packer = PipelinePacker(self.leading, self.deriver, self.node, self.clock)
 
     async def run(
         self,
@@ -138,7 +143,9 @@ class PipelineRunner:
             plan = getattr(error, "plan", "")
             await self._record(pipeline.name, msgspec.structs.replace(table, asked=answered), run, plan)
             raise PipelineError(failure) from error
-        if asked and not gathered:
+        if gathered:
+            self.counts[pipeline.name]["bytes_packed"] += await self.packer.pack(pipeline)
+        elif asked:
             await leading.commit(Change(tables={pipeline.name: table}), self.clock())
         return gathered
 

@@ -39,7 +39,8 @@ class Change:
     """What a commit changes: these tables, and the files that came and that went, which name their tables as streams.
 
     `progress` has for each table and stream (`progress_of`) the sequences whose messages the table has now, too; the
-    sets in `anew` are emptied before.
+    sets in `anew` are emptied before. If the tables have the `same_rows`, in other files, readers of what is new skip
+    the commit.
     """
 
     tables: Mapping[str, PipelineTable]
@@ -47,6 +48,7 @@ class Change:
     gone: Sequence[Stored] = ()
     progress: Mapping[str, Sequences] = field(default_factory=dict)
     anew: Sequence[str] = ()
+    same_rows: bool = False
 
 
 @dataclass
@@ -145,7 +147,9 @@ class PipelineLeading:
                 yield [one for one in part if one.path not in names]
             yield [one for one in change.came if one.stream == table]
 
-        exposed = await self.exposure.expose(TableChange(after, change.came, gone, files, self.pointer.token, now))
+        exposed = await self.exposure.expose(
+            TableChange(after, change.came, gone, files, self.pointer.token, now, same_rows=change.same_rows)
+        )
         retired, pages = await move(self.store, exposed.retired, token=self.pointer.token, number=number)
         exposed = msgspec.structs.replace(exposed, retired=retired, retired_pages=[*exposed.retired_pages, *pages])
         head, document = await commit(

@@ -55,7 +55,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     Messages have the envelope's columns, `time` (a timestamp, of `time_ns`), and their typed columns; with
     `payload_schema`, in Spark's DDL, also the fields of the payload's JSON; "infer": as new messages have them. `typed`
     (`schema_evolution.write_columns`) are typed columns that messages have even if no object to read has them: then
-    they are null. With `is_plain` messages are as a stream gives them: without typed columns, and without what only
+    they are null. Of another pipeline's rows, new are those of the runs after `after`; with `rows` it is known how many
+    these are. With `is_plain` messages are as a stream gives them: without typed columns, and without what only
     their capture knows. `columns` are those of another pipeline's table; "" for messages. `store` is the URL of the
     objects' store, `key_file` has the keys of encrypted ones. Only messages that the stream stored at or after
     `since_ns` (Unix nanoseconds) are rows. With `held`, new are messages that the pipeline's streaming query holds,
@@ -70,6 +71,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     payload_schema: str = ""
     typed: str = ""
     columns: str = ""
+    after: int = 0
+    rows: int | None = None
     key_file: str = ""
     since_ns: int = 0
 
@@ -164,6 +167,27 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""
 
 
+class Packing(msgspec.Struct, frozen=True, kw_only=True):
+    """Small files to merge: each list in `packs` has files of one unit, which no other list has files of.
+
+    `columns` and `partition` are those of the `table`. The merged files are written below `folder`, whose name nothing
+    else has; each row gets the number of its run, in the column `upkeep.SEQUENCE`.
+    """
+
+    table: str
+    store: str
+    folder: str
+    columns: str
+    partition: list[str] = []
+    packs: list[list[Stored]] = []
+
+
+class PackedFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The merged files, in any order."""
+
+    came: list[OutputFile] = []
+
+
 class Rows(Protocol):
     """An input as DataFrames."""
 
@@ -231,6 +255,10 @@ class Deriver(Protocol):
 
         PipelineError if the query, its data or the user's function are at fault; SparkError if Spark ends.
         """
+        ...
+
+    async def pack(self, asked: Packing) -> PackedFiles:
+        """Merge small files. The table changes only when that is committed. PipelineError; SparkError if Spark ends."""
         ...
 
 

@@ -35,9 +35,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `rows_in` are new rows of its inputs, `rows_out` are rows that were written; `bytes_in` and `bytes_out` are those
     of the objects that they are in. `files` came, `replaced` went. `asked` is the request that it was made for, if any.
     `error` says why it failed: then it changed nothing. `violations` counts rows by the condition that they did not
-    meet. `plan` is Spark's plan, of the last and of failed runs. A run may stand for several `batches` of a stream, one
-    after the other: then its `number` is the last one's, and its figures are their sums, as is `seconds`, which only
-    they have.
+    meet. `plan` is Spark's plan, of the last and of failed runs. After it `packed` small files, of `bytes_packed`
+    bytes, were merged into larger ones. A run may stand for several `batches` of a stream, one after the other: then
+    its `number` is the last one's, and its figures are their sums, as is `seconds`, which only they have.
     """
 
     number: int
@@ -58,6 +58,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     violations: dict[str, int] = {}
     plan: str = ""
     seconds: float = 0.0
+    packed: int = 0
+    bytes_packed: int = 0
 
     @property
     def took(self) -> float:
@@ -69,13 +71,15 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A pipeline's table: what it was computed by, its columns, and its runs, the last one at the end.
 
     `definition` is `Pipeline.definition`. `number` counts its committed runs; each record of a file has that of its
-    run as `first` and `last`. `rebuilt` is the number of the run that made all rows again; what reads this table makes
-    its rows again after it. `columns` are the files' visible columns (`schema_evolution.write_columns`), and
-    `partition` those that separate files. `payload_schemas` are the types of the inputs' payloads, as the first run has
-    inferred them. `inputs` has for each other pipeline that it reads the number of its last run that this table has.
-    `since_ns` is from when on it has messages (Unix nanoseconds). `asked` is the operators' last request that was
-    carried out; while it is `paused` it runs only on request. If it was `streamed`, some of its messages came from a
-    stream, and the archive may not have them.
+    run as `first` and `last`, a merged file those of the first and the last run that its rows are of. `rebuilt` is the
+    number of the run that made all rows again; what reads this table makes its rows again after it. `columns` are the
+    files' visible columns (`schema_evolution.write_columns`), and `partition` those that separate files.
+    `payload_schemas` are the types of the inputs' payloads, as the first run has inferred them. `inputs` has for each
+    other pipeline that it reads the number of its last run that this table has, and `input_rows` how many rows that
+    pipeline's table had then. `rows` is the number of rows that runs have added (None: not known, or rows are
+    replaced). `since_ns` is from when on it has messages (Unix nanoseconds). `asked` is the operators' last request
+    that was carried out; while it is `paused` it runs only on request. If it was `streamed`, some of its messages came
+    from a stream, and the archive may not have them.
     """
 
     definition: str
@@ -85,6 +89,8 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     partition: list[str] = []
     payload_schemas: dict[str, str] = {}
     inputs: dict[str, int] = {}
+    rows: int | None = None
+    input_rows: dict[str, int] = {}
     since_ns: int = 0
     paused: bool = False
     asked: str = ""
@@ -101,6 +107,21 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             run = _join(runs.pop(), run)
         return msgspec.structs.replace(self, runs=[*runs, run][-KEPT_RUNS:])
 
+    def with_packed(self, files: int, size: int) -> PipelineTable:
+        """Return the table whose last run says that so many files, of `size` bytes, were merged after it."""
+        *others, last = self.runs
+        last = msgspec.structs.replace(last, packed=last.packed + files, bytes_packed=last.bytes_packed + size)
+        return msgspec.structs.replace(self, runs=[*others, last])
+
+
+def count_new_rows(table: PipelineTable, name: str, other: PipelineTable, run: int) -> int | None:
+    """Return how many rows of the `other` table, which is the input `name`, are of later runs than the table has.
+
+    None if that is not known. `run` is the last one that the table has, 0 if it has none, or is made again.
+    """
+    had = table.input_rows.get(name) if run else 0
+    return None if had is None or other.rows is None else other.rows - had
+
 
 def _are_one(before: Run, after: Run) -> bool:
     if not before.why == after.why == STREAM or before.error or after.error:
@@ -111,6 +132,7 @@ def _are_one(before: Run, after: Run) -> bool:
 def _join(before: Run, after: Run) -> Run:
     """Return both as one run."""
     sums = ("rows_in", "rows_out", "bytes_in", "bytes_out", "files", "replaced", "batches", "seconds")
+    sums += ("packed", "bytes_packed")
     violations = Counter(before.violations)
     violations.update(after.violations)
     return msgspec.structs.replace(

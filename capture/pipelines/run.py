@@ -83,13 +83,15 @@ def order_by_age(pipelines: Sequence[Pipeline], tables: Mapping[str, PipelineTab
 class Gathered:
     """What a run reads: the tables that its query names, and what the pipeline's table will have of them.
 
-    `new` are sequences of streams, `numbers` the runs of other pipelines. With `anew` all rows are made again. If
-    nothing `is_new`, there is nothing to compute. `streamed_bytes` is the size of what a streaming query holds.
+    `new` are sequences of streams, `numbers` the runs of other pipelines, and `rows` how many rows these have, where
+    that is known. With `anew` all rows are made again. If nothing `is_new`, there is nothing to compute.
+    `streamed_bytes` is the size of what a streaming query holds.
     """
 
     inputs: Mapping[str, Input]
     new: Mapping[str, Sequences] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
     anew: bool = False
     is_new: bool = True
     streamed_bytes: int = 0
@@ -191,6 +193,8 @@ def conclude(
         partition=pipeline.partition,
         payload_schemas={**({} if gathered.anew else table.payload_schemas), **derived.payload_schemas},
         inputs={**table.inputs, **gathered.numbers},
+        rows=_count_rows(table, derived.came, gathered.anew) if pipeline.mode == "append" else None,
+        input_rows={**table.input_rows, **gathered.rows},
         streamed=run.why == STREAM or (table.streamed and not gathered.anew),
     ).with_run(run)
     tables = {pipeline.name: after}
@@ -198,7 +202,11 @@ def conclude(
         name, before = QUARANTINE.format(name=pipeline.name), quarantine or PipelineTable(definition="")
         came += [record_of(one, name, before.number + 1, node=run.leader) for one in derived.quarantined]
         tables[name] = msgspec.structs.replace(
-            before, number=before.number + 1, columns=derived.quarantine_columns or before.columns
+            before,
+            number=before.number + 1,
+            columns=derived.quarantine_columns or before.columns,
+            rebuilt=before.number + 1 if gathered.anew else before.rebuilt,  # earlier rows may have other columns
+            rows=_count_rows(before, derived.quarantined, anew=False),
         )
     progress = {progress_of(pipeline.name, stream): new for stream, new in gathered.new.items()}
     return Change(tables=tables, came=came, gone=gone, progress=progress, anew=list(progress) if gathered.anew else [])
@@ -208,6 +216,12 @@ def fail(table: PipelineTable, name: str, run: Run, error: str, plan: str = "") 
     """Return the commit that records a failed run of the pipeline with this name: nothing else changes."""
     run = msgspec.structs.replace(run, number=table.number + 1, error=error[:MOST_ERROR], plan=plan[:MOST_PLAN])
     return Change(tables={name: table.with_run(run)})
+
+
+def _count_rows(before: PipelineTable, came: Sequence[OutputFile], anew: bool) -> int | None:
+    """Return the rows of a table to which these files are added; None if it is not known how many it had."""
+    known = 0 if anew or not before.number else before.rows
+    return None if known is None else known + sum(one.rows for one in came)
 
 
 def _find_gone(pipeline: Pipeline, derived: Derived, files: Sequence[Stored]) -> list[Stored]:

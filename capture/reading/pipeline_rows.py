@@ -18,13 +18,14 @@ from capture.pipelines.upkeep import SEQUENCE
 class FileRows:
     """A file's number of rows, and its columns. `orders` are the values of SEQUENCE; None if the file has none.
 
-    `keys` are the rows' keys, if they were asked for.
+    `unordered` rows have none in that column. `keys` are the rows' keys, if they were asked for.
     """
 
     rows: int
     columns: Sequence[str]
     orders: Sequences | None
     keys: pa.Table | None
+    unordered: int = 0
 
 
 def read_file_rows(file: IO[bytes], key: Sequence[str]) -> FileRows:
@@ -36,14 +37,15 @@ def read_file_rows(file: IO[bytes], key: Sequence[str]) -> FileRows:
         if missing := [one for one in key if one.lower() not in known]:
             raise FormatError(f"it has no column {missing[0]}, which is in the key")
         wanted = [known[one.lower()] for one in key]
-        orders = None
+        orders, unordered = None, 0
         if SEQUENCE in columns:
             read = opened.read(columns=[SEQUENCE]).column(0)
+            unordered = read.null_count
             orders = Sequences.union_of(
                 Sequences.from_iterable(chunk.drop_null().to_numpy(zero_copy_only=False)) for chunk in read.chunks
             )
         keys = opened.read(columns=wanted).select(wanted) if key else None
-        return FileRows(opened.metadata.num_rows, columns, orders, keys)
+        return FileRows(opened.metadata.num_rows, columns, orders, keys, unordered)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"it is not readable as Parquet: {error}") from error
 

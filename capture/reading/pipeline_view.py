@@ -28,7 +28,7 @@ from capture.errors import ConfigError, NoArchiveError
 from capture.ingest.source import stream_info
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Part
-from capture.pipelines.document import Pipelines, PipelineTable, Run, progress_of
+from capture.pipelines.document import Pipelines, PipelineTable, Run, count_new_rows, progress_of
 from capture.pipelines.run import QUARANTINE, Method, choose_method
 from capture.reading.inventory import Inventory
 from capture.stores import Store, open_store
@@ -219,7 +219,7 @@ class PipelineView:
         for one in facts.inputs:
             if one.held is None:
                 files = [each for each in await self.list_files(one.name) if is_open(each.format)]
-                new, every = [Part(stored=each) for each in files if each.first > one.run], [*map(_as_part, files)]
+                new, every = [Part(stored=each) for each in files if each.last > one.run], [*map(_as_part, files)]
             else:
                 inventory = await self.open_archive(one.name)
                 new = await find_parts(inventory, one.name, one.new) if inventory else []
@@ -294,8 +294,10 @@ class PipelineView:
             last = other.number if other else 0
             if other and 0 < run < other.rebuilt:
                 run = 0
-            files = await self.list_files(read) if run < last else []
-            count = sum(one.count for one in files if one.first > run and is_open(one.format))
+            count = count_new_rows(table, read, other, run) if table and other else None
+            if count is None:
+                files = await self.list_files(read) if run < last else []
+                count = sum(one.count for one in files if one.last > run and is_open(one.format))
             return InputFacts(name=read, run=run, last=last, count=count)
         held = await self.read_progress(name, read)
         inventory = await self.open_archive(read)

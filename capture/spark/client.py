@@ -13,7 +13,7 @@ import msgspec
 from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
 from capture.maintenance.engine import FileGroup, Merged
-from capture.pipelines.derivation import Batch, Derivation, Derived, Following, Input, Part
+from capture.pipelines.derivation import Batch, Derivation, Derived, Following, Input, PackedFiles, Packing, Part
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, run_alone
 from capture.spark.java import choose
@@ -27,6 +27,7 @@ from capture.spark.protocol import (
     Merge,
     MergeDone,
     NextBatch,
+    Pack,
     Ping,
     Pong,
     Query,
@@ -106,6 +107,18 @@ class SparkDriver:
         whole = msgspec.structs.replace(asked, store=_absolute(asked.store), inputs=inputs)
         try:
             return await self._ask(Derive(derivation=whole), Derived)
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+
+    async def pack(self, asked: Packing) -> PackedFiles:
+        """Merge small files of a pipeline's table in the driver's process; return facts about the merged ones.
+
+        PipelineError if they can't be merged; SparkError if Spark ends. If it is cancelled, it kills the whole child.
+        """
+        whole = msgspec.structs.replace(asked, store=_absolute(asked.store))
+        try:
+            return await self._ask(Pack(packing=whole), PackedFiles)
         except asyncio.CancelledError:
             await self.kill()
             raise

@@ -22,7 +22,7 @@ from capture.maintenance.merge.inputs import Columns, columns_of
 from capture.maintenance.merge.schema_evolution import read_columns, write_columns
 from capture.pipelines.derivation import INFER, Input, OutputFile, Part
 from capture.pipelines.upkeep import HIDDEN, SEQUENCE
-from capture.spark.derive_task import DEAD, TableFile, read_files, read_parts, take_given
+from capture.spark.derive_task import DEAD, TableFile, numbered_file, read_files, read_parts, take_given
 from capture.spark.frames import field_names, load, location, map_in_arrow, with_payload
 from capture.stores import FileStore, open_store
 
@@ -57,6 +57,8 @@ class Source:
 
     def new(self) -> DataFrame:
         """Return the rows that the last committed run did not have, with SEQUENCE; of kind "latest" also with DEAD."""
+        if self.given.columns:
+            return self._rows_of_pipeline(self.given.new, self.given.after)
         return self._frame(self.given.new, self._held if self.given.held else None)
 
     def all(self) -> DataFrame:
@@ -133,14 +135,11 @@ class Source:
             )
         return StructType(fields).toDDL()
 
-    def _rows_of_pipeline(self, parts: Sequence[Part]) -> DataFrame:
+    def _rows_of_pipeline(self, parts: Sequence[Part], after: int = 0) -> DataFrame:
+        """Return the rows of the runs after `after` in these files."""
         visible = read_columns(self.given.columns)
         schema = pa.schema([*visible, pa.field(SEQUENCE, pa.int64())])
-        files = [
-            TableFile(path=one.stored.path, bytes=one.stored.bytes, sha256=one.stored.sha256, order=one.stored.first)
-            for one in parts
-            if is_open(one.stored.format)
-        ]
+        files = [numbered_file(one.stored, after) for one in parts if is_open(one.stored.format)]
         size = sum(one.stored.bytes for one in parts)
         rows = _read(self._scope, self.given.store, files, size, schema)
         return rows.withColumn(DEAD, F.lit(False)) if self._latest else rows
@@ -150,6 +149,8 @@ def count_new(given: Input) -> int:
     """Return the number of new rows of an input."""
     if given.held:
         return given.held.count
+    if given.rows is not None:
+        return given.rows
     return sum(len(Sequences.from_text(one.given)) if one.given else one.stored.count for one in given.new)
 
 

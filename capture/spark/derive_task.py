@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.errors import FormatError
 from capture.maintenance.merge.inputs import fetch_blocking, input_rows
@@ -85,13 +86,23 @@ def _take(rows: pa.Table, left: Sequences) -> tuple[pa.Table, Sequences]:
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a pipeline's table to read. `order` is the `__sequence` of its rows; None: they have their own."""
+    """A file of a pipeline's table to read. `order` is the `__sequence` of its rows; None: they have their own.
+
+    Rows with one up to `after` are left out.
+    """
 
     path: str
     bytes: int
     sha256: str
     order: int | None = None
+    after: int = 0
     dead: bool = False
+
+
+def numbered_file(stored: Stored, after: int = 0) -> TableFile:
+    """Return a file whose rows are numbered by the runs that made them; only runs after `after` count."""
+    order, after = (stored.first, 0) if stored.first == stored.last else (None, after if stored.first <= after else 0)
+    return TableFile(path=stored.path, bytes=stored.bytes, sha256=stored.sha256, order=order, after=after)
 
 
 def read_files(store_url: str, schema: pa.Schema, packed: Batches) -> Batches:
@@ -110,6 +121,8 @@ def read_files(store_url: str, schema: pa.Schema, packed: Batches) -> Batches:
 def _under(rows: pa.Table, one: TableFile, schema: pa.Schema) -> pa.Table:
     if one.order is not None:
         rows = _with(rows, SEQUENCE, pa.repeat(pa.scalar(one.order, pa.int64()), len(rows)))
+    if one.after:
+        rows = rows.filter(pc.greater(rows[SEQUENCE], one.after))
     if DEAD in schema.names:
         rows = _with(rows, DEAD, pa.repeat(pa.scalar(one.dead), len(rows)))
     for name in schema.names:

@@ -24,6 +24,7 @@ from capture.maintenance.merge.inputs import columns_of
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark import session
 from capture.spark.derive_job import derive
+from capture.spark.derive_pack import pack
 from capture.spark.failure import sentence
 from capture.spark.merge_job import Merger
 from capture.spark.merge_task import StoreAccess
@@ -35,6 +36,7 @@ from capture.spark.protocol import (
     Merge,
     MergeDone,
     NextBatch,
+    Pack,
     Pong,
     Query,
     Request,
@@ -153,6 +155,8 @@ class Driver:
                 held = next((one.held for one in asked.inputs.values() if one.held), None)
                 batch = self._queries.find(asked.pipeline).take(held.number) if held else None
                 return derive(self._spark, asked, batch)
+            case Pack():
+                return pack(request.packing)
             case Follow():
                 self._queries.start(request.following)
                 return Done()

@@ -7,7 +7,7 @@ import msgspec
 
 from capture.archive.manifest import Stored
 from capture.maintenance.engine import FileGroup, Merged
-from capture.pipelines.derivation import Derivation, Following
+from capture.pipelines.derivation import Derivation, Following, Packing
 from capture.spark.options import SparkOptions
 
 DEFAULT_LIMIT = 10_000
@@ -72,6 +72,13 @@ class Derive(msgspec.Struct, tag_field="op", tag="derive", kw_only=True):
     derivation: Derivation
 
 
+class Pack(msgspec.Struct, tag_field="op", tag="pack", kw_only=True):
+    """Merge small files of a pipeline's table. Answered by `PackedFiles`."""
+
+    id: int = 0
+    packing: Packing
+
+
 class Follow(msgspec.Struct, tag_field="op", tag="follow", kw_only=True):
     """Start a pipeline's streaming query. Answered by `Done`."""
 
@@ -94,7 +101,7 @@ class Unfollow(msgspec.Struct, tag_field="op", tag="unfollow", kw_only=True):
     pipeline: str
 
 
-Request = Start | Ping | Merge | Query | Derive | Follow | NextBatch | Unfollow
+Request = Start | Ping | Merge | Query | Derive | Pack | Follow | NextBatch | Unfollow
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -102,11 +102,26 @@ class _Work:
                 elif one.path in retired:
                     self.problems.append(f"{one.path} is a file of the table, and is marked for deletion")
                 table = self.view.document.tables[one.stream]
-                if not 1 <= one.first == one.last <= table.number:
-                    runs = write_count(table.number, "run")
-                    self.problems.append(f"{one.path} is said to be of run {one.first:,}, and there were {runs}")
+                if not 1 <= one.first <= one.last <= table.number:
+                    said, runs = self._describe_runs(one), write_count(table.number, "run")
+                    self.problems.append(f"{one.path} is said to be of {said}, and there were {runs}")
                 found[one.path] = one
+        for name in tables:
+            self._count_rows(name, found.values())
         return [*found.values()]
+
+    def _count_rows(self, name: str, files: Iterable[Stored]) -> None:
+        """Compare the rows of a table's files with what its runs have added; the merge of files does not count rows."""
+        table = self.view.document.tables.get(name)
+        rows = sum(one.count for one in files if one.stream == name)
+        if table and table.rows is not None and rows != table.rows:
+            self.problems.append(
+                f"the files of {name} have {rows:,} rows, and its runs have added {table.rows:,}: a file is missing, or"
+                " there twice"
+            )
+
+    def _describe_runs(self, one: Stored) -> str:
+        return f"run {one.first:,}" if one.first == one.last else f"the runs {one.first:,} to {one.last:,}"
 
     async def check_sizes(self, files: Iterable[Stored]) -> None:
         """Check that each file exists with its size, and count what else is in the folder."""
@@ -141,6 +156,7 @@ class _Work:
         if (
             pipeline is None
             or pipeline.python
+            or pipeline.mode == "append"  # merged files have the numbers of runs
             or len(pipeline.reads) != 1
             or pipeline.reads[0] not in self.view.streams
         ):
@@ -181,6 +197,9 @@ class _Work:
             found = await to_thread(read_file_rows, file, key)
         if found.rows != one.count:
             raise FormatError(f"it has {found.rows:,} rows, its record says {one.count:,}")
+        if one.first < one.last and (found.unordered or found.orders is None or not _spans(found.orders, one)):
+            said = found.orders.describe() if found.orders else "none"
+            raise FormatError(f"its rows are of {self._describe_runs(one)}, and have these numbers of runs: {said}")
         table = self.view.document.tables[one.stream]
         known = read_columns(table.columns).names if table.columns else []
         if strange := [name for name in found.columns if not name.startswith(HIDDEN) and name not in known]:
@@ -220,6 +239,10 @@ class _Work:
                     " Iceberg metadata"
                 )
         return False
+
+
+def _spans(orders: Sequences, one: Stored) -> bool:
+    return bool(orders) and (orders.first, orders.last) == (one.first, one.last)
 
 
 def _find_maker(name: str, table: PipelineTable | None) -> Pipeline | None:

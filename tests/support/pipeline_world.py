@@ -1,7 +1,7 @@
 """Pipelines over an archive of files, without NATS and Spark: a leader that can be killed, or stopped, at any request.
 
-`ArrowDeriver` is the double of Spark with the same contract, for two queries: all messages (append), and their number
-and sum by key (upsert).
+`ArrowDeriver` is the double of Spark with the same contract, for three queries: all messages (append), their number and
+sum by key (upsert), and the rows of the first (append).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import io
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from archived import NOW, STREAM, Archived, store_block
 
@@ -23,8 +24,9 @@ from capture.maintenance.merge.schema_evolution import write_columns
 from capture.node.pipeline_keeper import PipelineKeeper
 from capture.pipelines.commits import PipelineLeading
 from capture.pipelines.definition import Pipeline
-from capture.pipelines.derivation import Derived, OutputFile, Unit
+from capture.pipelines.derivation import Derived, OutputFile, PackedFiles, Unit
 from capture.pipelines.document import Pipelines, file_of
+from capture.pipelines.upkeep import SEQUENCE
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 from natty import LeadershipLostError
@@ -38,6 +40,7 @@ SUMS = Pipeline(
     buckets=3,
     schedule="every 1s",
 )
+COPY = Pipeline(name="copy", sql=f"SELECT sequence FROM {ALL.name}", mode="append", schedule="every 1s")
 ROW = pa.schema([("sequence", pa.int64())])
 GROUP = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
 
@@ -74,7 +77,7 @@ class Striking:
 
 
 class ArrowDeriver:
-    """Computes the two queries."""
+    """Computes the three queries."""
 
     def __init__(self, store, world, most=None):
         self._store, self._world, self._left = store, world, most
@@ -87,7 +90,9 @@ class ArrowDeriver:
         if self._world.fail_with:
             raise self._world.fail_with
         await asyncio.sleep(self._world.takes)
-        [given] = asked.inputs.values()
+        [(name, given)] = asked.inputs.items()
+        if name == ALL.name:
+            return await self._copy(asked, given)
         sequences = [
             one
             for part in given.new
@@ -118,6 +123,22 @@ class ArrowDeriver:
             rows_out=sum(one.rows for one in came),
         )
 
+    async def _copy(self, asked, given):
+        table = pa.concat_tables([await read_numbered(self._store, one.stored) for one in given.new])
+        table = table.filter(pc.greater(table[SEQUENCE], given.after)).select(ROW.names)
+        assert len(table) == given.rows
+        came = [await self._write(asked, Unit(), table)]
+        return Derived(came=came, columns=write_columns(ROW), rows_in=len(table), rows_out=len(table))
+
+    async def pack(self, asked):
+        if self._world.pack_with:
+            raise self._world.pack_with
+        came = []
+        for files in asked.packs:
+            parts = [await read_numbered(self._store, one) for one in files]
+            came.append(await self._write(asked, Unit.from_text(files[0].key), pa.concat_tables(parts)))
+        return PackedFiles(came=came)
+
     async def _write(self, asked, unit, table):
         content = io.BytesIO()
         pq.write_table(table, content)
@@ -126,6 +147,14 @@ class ArrowDeriver:
         path = f"{asked.folder}{unit.bucket}-{digest[:8]}.parquet"
         await self._store.put(path, data)
         return OutputFile(path=path, unit=unit, rows=len(table), bytes=len(data), sha256=digest)
+
+
+async def read_numbered(store, one):
+    """Return the rows of a file of a table with the numbers of the runs that made them."""
+    rows = pq.read_table(io.BytesIO(await store.get(one.path)))
+    if SEQUENCE in rows.column_names:
+        return rows
+    return rows.append_column(SEQUENCE, pa.repeat(pa.scalar(one.first, pa.int64()), len(rows)))
 
 
 class Keeper(PipelineKeeper):
@@ -151,7 +180,7 @@ class World:
         self.token, self.now = 0, NOW
         self.stored = set()
         self.requests = {}
-        self.fail_with = None
+        self.fail_with = self.pack_with = None
         self.takes = 0.0
 
     def copy(self, folder):
@@ -198,10 +227,12 @@ class World:
     async def check(self):
         """Each table is what one run over all stored messages would have made."""
         rows = await self.read()
-        assert sorted(one["sequence"] for one in rows.get("every", [])) == sorted(self.stored)
+        for name in {"every", "copy"} & {one.name for one in self.config.pipeline}:
+            assert sorted(one["sequence"] for one in rows.get(name, [])) == sorted(self.stored)
         groups = {k: [one for one in self.stored if one % 5 == k] for k in range(5)}
         expected = [{"k": k, "n": len(some), "total": sum(some)} for k, some in groups.items() if some]
-        assert sorted(rows.get("sums", []), key=lambda one: one["k"]) == expected
+        if SUMS.name in {one.name for one in self.config.pipeline}:
+            assert sorted(rows.get("sums", []), key=lambda one: one["k"]) == expected
 
 
 async def run_struck(run):

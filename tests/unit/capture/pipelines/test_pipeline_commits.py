@@ -6,7 +6,13 @@ import shutil
 import pytest
 from pipeline_world import Killed, Striking, World, run_struck
 
-ROUNDS = ([range(1, 8)], [range(8, 20), range(30, 33)], [range(20, 30)])  # the last messages are late
+ROUNDS = (
+    [range(1, 8)],
+    [range(8, 20), range(30, 33)],
+    *([range(number, number + 1)] for number in range(33, 41)),
+    [range(21, 30)],  # late
+)
+"""The table to which rows are added gets a tenth small file with the last run, which merges them."""
 
 filled = {}  # worlds, by the folder of a test
 
@@ -16,7 +22,7 @@ async def fill(world, run):
         for one in blocks:
             await world.store(one)
         assert await run() == {}
-        await world.check()
+    await world.check()
     for one in ROUNDS[-1]:
         await world.store(one)
 
@@ -59,7 +65,7 @@ async def test_a_leader_that_is_killed_at_any_request_leaves_what_a_clean_run_wo
         next_run = world.lead()
         assert await next_run() == {}
         await world.check()
-        await world.store(range(40, 45))
+        await world.store(range(50, 55))
         assert await next_run() == {}
         await world.check()
         if not store.struck:
@@ -88,7 +94,7 @@ async def test_a_leader_that_stands_still_while_another_leads_changes_nothing(tm
         assert not (lived and store.struck)
         struck += store.struck
         await world.check()
-        await world.store(range(40, 45))
+        await world.store(range(50, 55))
         assert await next_run() == {}
         await world.check()
         if standing in done:

@@ -1,22 +1,15 @@
 """What operators ask for: run now, pause, resume, make all rows again; and what the leader does without being asked."""
 
-import io
-
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pipeline_world import ALL, ROW, SUMS, ArrowDeriver, Keeper, Striking, World, run_struck
+from pipeline_world import ALL, COPY, SUMS, ArrowDeriver, Keeper, Striking, World, run_struck
 
 from capture.archive import chain
 from capture.archive.iceberg_state import Expiry
 from capture.errors import PipelineError, StoreError
 from capture.iceberg import Exposer
-from capture.maintenance.merge.schema_evolution import write_columns
 from capture.node.pipeline_requests import Request
 from capture.pipelines.commits import PipelineLeading
-from capture.pipelines.definition import Pipeline
-from capture.pipelines.derivation import Derived, Unit
 from capture.pipelines.document import Pipelines, PipelineTable, Run
 from capture.pipelines.run import order_by_age
 from capture.testing import MemoryHead
@@ -200,22 +193,6 @@ async def test_a_failed_run_of_a_clock_that_was_ahead_is_tried_again(tmp_path):
     assert len((await world.read())["every"]) == 10
 
 
-COPY = Pipeline(name="copy", sql="SELECT sequence FROM every", mode="append", schedule="every 1s")
-
-
-class CopyingDeriver(ArrowDeriver):
-    """Also computes COPY."""
-
-    async def derive(self, asked):
-        [(name, given)] = asked.inputs.items()
-        if name != "every":
-            return await super().derive(asked)
-        parts = [pq.read_table(io.BytesIO(await self._store.get(one.stored.path))) for one in given.new]
-        table = pa.concat_tables(parts)
-        came = [await self._write(asked, Unit(), table)]
-        return Derived(came=came, columns=write_columns(ROW), rows_in=len(table), rows_out=len(table))
-
-
 async def copy_with_a_fault(folder, at, after):
     """Run two pipelines while one request of the store fails; return whether one did, and the rows of both."""
     world = World(folder, [ALL, COPY])
@@ -228,7 +205,7 @@ async def copy_with_a_fault(folder, at, after):
     keeper = Keeper({}, world.config, "node-1", clock=lambda: world.now)
     exposure = Exposer(store, Expiry())
     leading = PipelineLeading(store, MemoryHead(world.token, world.head), "node-1", exposure=exposure)
-    deriver = CopyingDeriver(store, world)
+    deriver = ArrowDeriver(store, world)
 
     async def run(times):
         for _ in range(times):
