@@ -73,18 +73,19 @@ class Derived:
             retired=[*self.document.retired, *(Retired(one.path, self.now) for one in gone)],
         )
 
-    async def expose(self, document, came, gone=()):
+    async def expose(self, document, came, gone=(), *, same_rows=False):
         """Return the document with its Iceberg table."""
 
         async def files(stream):
             for one in document.files:
                 yield [one]
 
-        return await self.exposer.expose(TableChange(document, came, gone, files, 1, self.now))
+        change = TableChange(document, came, gone, files, 1, self.now, same_rows=same_rows)
+        return await self.exposer.expose(change)
 
-    async def run(self, came, gone=(), **how):
+    async def run(self, came, gone=(), *, same_rows=False, **how):
         """Commit a run with these files."""
-        document = await self.expose(self.prepare(came, gone, **how), came, gone)
+        document = await self.expose(self.prepare(came, gone, **how), came, gone, same_rows=same_rows)
         pointer = self.pointer or MemoryHead(self.number, self.state)
         head = await chain.commit(self.store, pointer, await pointer.read(), document)
         self.document = await chain.read(self.store, head, Pipelines)
@@ -164,6 +165,14 @@ async def _unpartitioned(table):
     return [["es", 11, []]]
 
 
+async def _merged(table):
+    """Another file in the place of those of the table, with the same rows."""
+    await table.run(
+        [await table.file(_rows(WIDER, ("es", 11, [])))], table.document.files, columns=WIDER, same_rows=True
+    )
+    return [["es", 11, []]]
+
+
 async def _retyped(table):
     """All rows again: a column has another type, and another column separates files."""
     file = await table.file(_rows(OTHER, (DAY, "twelve", ["b"])), partition=["2026-11-21"])
@@ -177,7 +186,7 @@ async def _emptied(table):
     return []
 
 
-STEPS = [_partitioned, _replaced, _wider, _added, _unpartitioned, _retyped, _emptied]
+STEPS = [_partitioned, _replaced, _wider, _added, _unpartitioned, _merged, _retyped, _emptied]
 """Runs of one pipeline. Each returns the rows that its table has then, ordered by `total`."""
 
 

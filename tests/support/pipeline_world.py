@@ -205,7 +205,7 @@ class World:
         store = store or self.home
         keeper = self.keeper = Keeper(self.requests, self.config, f"node-{self.token}", clock=lambda: self.now)
         leading = PipelineLeading(store, MemoryHead(self.token, self.head), f"node-{self.token}", **options)
-        deriver = self.deriver = ArrowDeriver(store, self, deriving)
+        deriver = self.deriver = self.make_deriver(store, deriving)
 
         async def run():
             self.now += 10.0
@@ -213,6 +213,13 @@ class World:
             return dict(keeper.failing)
 
         return run
+
+    def make_deriver(self, store, most):
+        return ArrowDeriver(store, self, most)
+
+    async def list_files(self):
+        """Return the records of the files of all committed tables."""
+        return (await load(self.home, await chain.read(self.home, self.head.head, Pipelines))).files
 
     async def read(self):
         """Return the committed tables with their rows, by name."""

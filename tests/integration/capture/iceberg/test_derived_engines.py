@@ -127,4 +127,4 @@ async def test_spark_with_icebergs_runtime_reads_it_and_its_past(tmp_path):
     answers = [json.loads(line.partition(" ")[2]) for line in said.decode().splitlines() if line.startswith("ANSWER ")]
     assert len(answers) == len(STEPS), errors.decode()[-6000:]
     assert [one[:2] for one in answers] == wanted
-    assert [one[2] for one in answers] == [3, 3, 1, 2, 1, 1, 0]
+    assert [one[2] for one in answers] == [3, 3, 1, 2, 1, 1, 1, 0]

@@ -24,9 +24,11 @@ class Led(Derived):
         pointer = MemoryHead(self.state.highest_token + 1, self.state)
         self.leading = PipelineLeading(self.store, pointer, grace=10, exposure=self.exposer, elapsed=lambda: self.now)
 
-    async def run(self, came, gone=(), **how):
+    async def run(self, came, gone=(), *, same_rows=False, **how):
         table = self.prepare(came, gone, **how).tables[self.name]
-        await self.leading.commit(Change(tables={self.name: table}, came=came, gone=list(gone)), self.now)
+        await self.leading.commit(
+            Change(tables={self.name: table}, came=came, gone=list(gone), same_rows=same_rows), self.now
+        )
         files = await self.leading.list_files(self.name)
         self.document = (await self.leading.read(self.now)).with_listed(files)
 

@@ -10,6 +10,7 @@ from capture.errors import PipelineError, StoreError
 from capture.iceberg import Exposer
 from capture.node.pipeline_requests import Request
 from capture.pipelines.commits import PipelineLeading
+from capture.pipelines.definition import Pipeline
 from capture.pipelines.document import Pipelines, PipelineTable, Run
 from capture.pipelines.run import order_by_age
 from capture.testing import MemoryHead
