@@ -1,4 +1,4 @@
-"""Small files of tables to which rows are added, merged by Spark's driver: each row once, for each reader, at each commit."""
+"""Small files of tables to which rows are added, merged by Spark's driver: each reader has each row once, always."""
 
 import asyncio
 import os
@@ -11,30 +11,30 @@ import pyarrow.parquet as pq
 import pytest
 from archived import STREAM
 from derivations import Table, messages
-from pipeline_world import World
+from pipeline_world import ALL, Killed, World, run_struck
 from pyiceberg.table import StaticTable
 from pyiceberg.table.snapshots import Operation
 
 from capture.archive.iceberg_state import Expiry, archive_location, folder
-from capture.archive.sequences import Sequences
-from capture.errors import CaptureError, PipelineError, SparkError
+from capture.errors import PipelineError
 from capture.iceberg import Exposer
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Packing
 from capture.pipelines.document import record_of
-from capture.pipelines.packing import FAN, plan
+from capture.pipelines.packing import FAN
+from natty.elections.guard import members
 
 pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
 
 ROWS = Pipeline(
     name="every",
     sql=(
-        "SELECT sequence, sequence % 3 AS part, cast(sequence AS DECIMAL(18,2)) / 4 AS quarter, time, headers, payload,"
+        "SELECT sequence, sequence % 2 AS part, cast(sequence AS DECIMAL(18,2)) / 4 AS quarter, time, headers, payload,"
         f" array(sequence, NULL) AS list, named_struct('x', subject, 'y', sequence) AS pair FROM {STREAM}"
     ),
     mode="append",
     partition=["part"],
-    expect=["sequence % 5 <> 0"],
+    expect=["sequence % 3 <> 0"],
     on_violation="quarantine",
     schedule="every 1s",
 )
@@ -91,27 +91,21 @@ def appended(reader):
 
 async def test_rows_are_in_few_files_and_each_comes_once_to_each_reader(driver, tmp_path):
     world, dice = SparkWorld(tmp_path, [ROWS, COPY, NEWEST], driver), random.Random(5)
-    run, waiting = world.lead(), [*range(1, 61)]
+    run, waiting = world.lead(), [*range(1, 35)]
     dice.shuffle(waiting)  # late messages too
     while waiting:
-        new = sorted(waiting[: dice.choice([1, 1, 2])])
-        waiting = waiting[len(new) :]
-        await world.add(new)
-        world.config = world.keeper.config = msgspec.structs.replace(
-            world.config,
-            pipeline=[ROWS, COPY, NEWEST]
-            if not waiting
-            else [ROWS, *dice.sample([COPY, NEWEST], dice.choice([0, 1, 2]))],
-        )
+        await world.add([waiting.pop()])
+        others = dice.sample([COPY, NEWEST], dice.choice([0, 1, 2]) if waiting else 2)
+        world.keeper.config = msgspec.structs.replace(world.config, pipeline=[ROWS, *others])
         assert await run() == {}
-        good = sorted(one for one in world.stored if one % 5)
+        good = sorted(one for one in world.stored if one % 3)
         rows = world.scan("every")
         assert sorted(one["sequence"] for one in rows) == good
         assert all(one["quarter"] * 4 == one["sequence"] == one["pair"]["y"] == one["list"][0] for one in rows)
-        assert all(one["part"] == one["sequence"] % 3 for one in rows)
-    good = sorted(one for one in world.stored if one % 5)
+        assert all(one["part"] == one["sequence"] % 2 for one in rows)
+    good = sorted(one for one in world.stored if one % 3)
     assert sorted(one["sequence"] for one in world.scan("copy")) == good
-    newest = {part: [one for one in world.order if one % 5 and one % 3 == part] for part in range(3)}
+    newest = {part: [one for one in world.order if one % 3 and one % 2 == part] for part in range(2)}
     found = {one["part"]: (one["newest"], one["n"]) for one in world.scan("newest")}
     assert found == {part: (some[-1], len(some)) for part, some in newest.items()}
     await check_snapshots(world, good)
@@ -134,3 +128,99 @@ async def check_snapshots(world, good):
             rows = len(found)
         assert rows == len(wanted)
         assert not [one for one in reader.scan().to_arrow().column_names if one.startswith("__")]
+
+
+async def pack(driver, table, records):
+    """Merge these files as a leader has it done; return the rows of the merged ones."""
+    asked = Packing(
+        table=table.name,
+        store=(table.store / "_pipelines").as_uri(),
+        folder=f"table/{table.name}/merged-{len(records)}/",
+        columns=table.columns,
+        packs=[records],
+    )
+    done = await driver.pack(asked)
+    return [row for one in done.came for row in pq.read_table(table.store / "_pipelines" / one.path).to_pylist()]
+
+
+async def test_columns_that_came_later_are_null_in_earlier_rows_and_wider_types_hold_all(driver, store):
+    table, records = (
+        Table(driver, store, "SELECT sequence, n, s, l FROM S", schema="n INT, s STRUCT<a: INT>, l ARRAY<INT>"),
+        [],
+    )
+    for number in range(1, 11):
+        if number == 6:
+            table.schema = "n BIGINT, s STRUCT<a: BIGINT, b: STRING>, l ARRAY<BIGINT>, more STRING"
+            table.settings["sql"] = "SELECT sequence, n, s, l, more FROM S"
+        body = {"n": number, "s": {"a": number, "b": "x"}, "l": [number, None], "more": "y"}
+        done = await table.run([messages(store, f"m{number}", {number: body})])
+        records += [record_of(one, "p", number) for one in done.came]
+    rows = await pack(driver, table, records)
+    later = [number > 5 for number in range(1, 11)]
+    assert [(one["sequence"], one["n"], one["l"], one["__sequence"]) for one in rows] == [
+        (number, number, [number, None], number) for number in range(1, 11)
+    ]
+    assert [one["s"] for one in rows] == [
+        {"a": number, "b": "x" if is_later else None} for number, is_later in enumerate(later, 1)
+    ]
+    assert [one["more"] for one in rows] == ["y" if is_later else None for is_later in later]
+
+
+async def test_a_small_file_that_was_changed_is_not_merged(driver, store):
+    table = Table(driver, store, "SELECT sequence FROM S")
+    records = []
+    for number in (1, 2):
+        done = await table.run([messages(store, f"m{number}", {number: {}})])
+        records += [record_of(one, "p", number) for one in done.came]
+    path = store / "_pipelines" / records[1].path
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(PipelineError, match=r"small files of p can't be merged: .* was changed"):
+        await pack(driver, table, records)
+
+
+class Struck:
+    """Spark, whose processes are killed while it merges files, or right after that."""
+
+    def __init__(self, driver, *, after):
+        self._driver, self._after, self.struck = driver, after, 0
+
+    async def derive(self, asked):
+        return await self._driver.derive(asked)
+
+    async def pack(self, asked):
+        self.struck += 1
+        pids = members(self._driver.session)
+        if self._after:
+            await self._driver.pack(asked)
+        for one in pids:
+            os.kill(one, signal.SIGKILL if self._after else signal.SIGSTOP)
+        if self._after:
+            raise Killed
+        merging = asyncio.create_task(self._driver.pack(asked))
+        await asyncio.sleep(0)
+        for one in pids:
+            os.kill(one, signal.SIGKILL)
+        return await merging
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["spark", "leader"])
+async def test_what_is_killed_while_files_are_merged_neither_loses_nor_doubles_a_row(driver, tmp_path, caplog, after):
+    world = SparkWorld(tmp_path, [ALL], driver)
+    run = world.lead()
+    for sequence in range(1, FAN):
+        await world.add([sequence])
+        assert await run() == {}
+    await world.add([FAN])
+    world.driver = struck = Struck(driver, after=after)
+    assert await run_struck(world.lead()) is not after
+    assert struck.struck == 1
+    assert ("Spark's driver has ended" in caplog.text) is not after
+    await world.check()
+    assert len(await world.list_files()) == FAN
+    world.driver = driver
+    await world.add([FAN + 1])
+    assert await world.lead()() == {}
+    await world.check()
+    [merged] = await world.list_files()
+    assert (merged.first, merged.last, merged.count) == (1, FAN + 1, FAN + 1)
+    assert sorted(one["sequence"] for one in world.scan("every")) == [*range(1, FAN + 2)]
