@@ -39,11 +39,13 @@ def _read(store: str, columns: pa.Schema, files: Sequence[Stored]) -> Iterator[p
     bucket = Unit.from_text(files[0].key).bucket
     named = [msgspec.json.encode(numbered_file(one)).decode() for one in files]
     held: list[pa.RecordBatch] = []
+    rows = size = 0
     for batch in read_files(store, columns, iter([pa.RecordBatch.from_pydict({"file": named})])):
         held.append(batch)
-        if sum(map(len, held)) >= GROUP_ROWS or sum(one.nbytes for one in held) >= GROUP_BYTES:
+        rows, size = rows + len(batch), size + batch.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
             yield from _join(held, bucket)
-            held = []
+            held, rows, size = [], 0, 0
     yield from _join(held, bucket)
 
 

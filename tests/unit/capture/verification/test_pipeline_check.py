@@ -229,6 +229,65 @@ async def test_a_file_that_will_be_deleted_or_is_of_a_run_to_come_is_found(world
     assert f"{one.path} is said to be of run 2, and there were 1 run" in (await world.check()).problems
 
 
+async def merge_files(world):
+    """Let runs add so many files to "every" that they are merged; return the record of the merged file."""
+    for sequence in range(8, 17):
+        await world.store([sequence])
+        assert await world.run() == {}
+    one = await world.file("every")
+    assert (one.first, one.last, one.count) == (1, 10, 16)
+    return one
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_merged_files_have_exactly_the_rows_of_their_runs(world, deep):
+    one = await merge_files(world)
+    found = await world.check("every", deep=deep)
+    assert (found.status, found.problems, found.files.files, found.files.rows) == (0, (), 1, 16)
+    assert found.inputs[0].held == of(*range(1, 17))
+    await world.home.delete(one.path)
+    assert f"{one.path} is missing" in (await world.check("every", deep=deep)).problems
+
+
+LOST = "the files of every have 0 rows, and its runs have added 16: a file is missing, or there twice"
+
+
+async def test_a_merged_file_that_no_document_names_or_that_is_there_twice_is_found(world):
+    one = await merge_files(world)
+    others = [each for each in (await world.document()).files if each.stream == "sums"]
+    await world.recommit(lambda document: document.with_listed(others))
+    assert LOST in (await world.check("every", deep=False)).problems
+    again = msgspec.structs.replace(one, path=f"{one.path}-2")
+    await world.home.put(again.path, await world.home.get(one.path))
+    await world.recommit(lambda document: document.with_listed([*others, one, again]))
+    assert LOST.replace("0 rows", "32 rows") in (await world.check("every", deep=False)).problems
+
+
+@pytest.mark.parametrize(
+    ("orders", "said"),
+    [
+        ([1] * 15 + [11], "1 to 10, and have these numbers of runs: 1, 11"),
+        ([1] * 15 + [9], "1 to 10, and have these numbers of runs: 1, 9"),
+        ([1] * 15 + [None], "1 to 10, and have these numbers of runs: 1"),
+        (None, "1 to 10, and have these numbers of runs: none"),
+    ],
+)
+async def test_rows_of_a_merged_file_with_other_numbers_of_runs_are_found(world, orders, said):
+    """What reads the table incrementally would take such a row twice, or not at all."""
+    one = await merge_files(world)
+    rows = pa.table({"sequence": [*range(1, 17)]} | ({"__sequence": pa.array(orders, pa.int64())} if orders else {}))
+    await write(world, one, rows)
+    problem = f"{one.path}: its rows are of the runs {said}"
+    assert problem in (await world.check("every")).problems
+
+
+async def test_a_merged_file_of_runs_to_come_is_found(world):
+    one = await merge_files(world)
+    await world.recommit(lambda document: replaced(one, last=11)(document))
+    problems = (await world.check("every", deep=False)).problems
+    assert f"{one.path} is said to be of the runs 1 to 11, and there were 10 runs" in problems
+
+
 async def test_iceberg_names_exactly_the_files_that_readers_may_see(world):
     one = await world.file()
     await world.recommit(lambda document: document.with_listed([each for each in document.files if each != one]))
