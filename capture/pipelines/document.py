@@ -131,15 +131,14 @@ def _are_one(before: Run, after: Run) -> bool:
 
 def _join(before: Run, after: Run) -> Run:
     """Return both as one run."""
-    sums = ("rows_in", "rows_out", "bytes_in", "bytes_out", "files", "replaced", "batches", "seconds")
-    sums += ("packed", "bytes_packed")
+    figures = ("rows_in", "rows_out", "bytes_in", "bytes_out", "files", "replaced", "packed", "bytes_packed")
     violations = Counter(before.violations)
     violations.update(after.violations)
     return msgspec.structs.replace(
         after,
         began=before.began,
         violations=dict(violations),
-        **{name: getattr(before, name) + getattr(after, name) for name in sums},
+        **{name: getattr(before, name) + getattr(after, name) for name in (*figures, "batches", "seconds")},
     )
 
 
