@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from capture_chaos_nodes import environment
 from patient import PATIENCE, PATIENT
@@ -17,6 +19,7 @@ from pipeline_nodes import (
     STREAM,
     expected,
     leader_of,
+    make_order,
     publish,
     read_document,
     read_rows,
@@ -36,6 +39,13 @@ pytestmark = [pytest.mark.spark]
 
 REVENUE_NOW = REVENUE | {"name": "revenue_now", "trigger": "stream"}
 LARGE_NOW = LARGE | {"name": "large_now", "trigger": "stream"}
+ROWS_NOW = LARGE_NOW | {"name": "rows_now", "sql": f"SELECT sequence, country, total FROM {STREAM}"}
+COPIED = {
+    "name": "copied",
+    "schedule": "every 1s",
+    "sql": "SELECT sequence, country, total FROM rows_now",
+    "mode": "append",
+}
 SELDOM = {
     "limits": {"max_age": 600.0, "max_messages": 1_000_000},
     "ack_wait": 1200.0,
@@ -148,6 +158,59 @@ async def until_file(folder):
     async with asyncio.timeout(4 * PATIENCE):
         while not set(folder.glob("**/*")) - known:
             await asyncio.sleep(0.005)
+
+
+async def until_merged(folder):
+    """Wait until a merged file comes into a folder: it is not committed yet."""
+    known = set(folder.glob("**/*.parquet"))
+    async with asyncio.timeout(8 * PATIENCE):
+        while True:
+            for one in set(folder.glob("**/*.parquet")) - known:
+                known.add(one)
+                if "__sequence" in pq.read_schema(one).names:
+                    return
+            await asyncio.sleep(0.005)
+
+
+async def publish_slowly(natty, first, counter):
+    """Publish an order every few milliseconds, until cancelled; the last one is in `counter`."""
+    for number in range(first, first + 100_000):
+        await publish(natty, number, number)
+        counter.append(number)
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.long
+async def test_files_of_batches_become_few_whatever_is_killed_while_they_are_merged(natty, run_node, tmp_path):
+    store, pipelines = str(tmp_path / "archive"), [ROWS_NOW, COPIED]
+    table = tmp_path / "archive" / "_pipelines" / "table" / "rows_now"
+    await natty.ensure_stream(STREAM, subjects=["orders.>"], allow_direct=True)
+    nodes = {name: run_node(name, pipelines) for name in ("one", "two")}
+    published = []
+    publishing = asyncio.create_task(publish_slowly(natty, 1, published))
+    for _ in range(3):
+        await until_merged(table)
+        leader = await leader_of(natty)
+        nodes[leader].kill()
+        nodes[leader].wait()
+        nodes[leader] = run_node(leader, pipelines)
+    await until_merged(table)
+    publishing.cancel()
+    await asyncio.wait([publishing])
+    last = published[-1] + 1
+    await publish(natty, last, last)  # again, if it was published before it was cancelled: it has a message id
+    await until_progress(store, ["rows_now"], last)
+    orders = [json.loads(make_order(number)[1]) for number in range(1, last + 1)]
+    rows = [(number, one["country"], one["total"]) for number, one in enumerate(orders, 1)]
+    await expect_tables(store, {"rows_now": rows, "copied": rows})
+    await prove(natty, tmp_path, ["rows_now"], last)
+    found = await check_pipeline(natty, load(tmp_path / "one.toml", {}, environment={}, pipelines=True), "copied")
+    assert (found.status, found.problems) == (0, ()), found.sentences()
+    document = await read_document(store)
+    files = [one for one in document.files if one.stream == "rows_now"]
+    assert any(one.first < one.last for one in files)
+    assert len(files) <= document.tables["rows_now"].number - 9
+    assert len({one.token for one in document.tables["rows_now"].runs}) > 2
 
 
 async def until_captured(natty, last):
