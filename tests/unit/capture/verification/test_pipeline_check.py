@@ -38,9 +38,9 @@ class Proven(World):
     def __init__(self, folder):
         super().__init__(folder, (ALL, msgspec.structs.replace(SUMS, buckets=16)))
 
-    async def begin(self):
+    async def begin(self, first=1):
         await claim(self.archive.store, ARCHIVE, STREAM, CREATED, None)
-        await self.store(range(1, 8))
+        await self.store(range(first, first + 7))
         self.run = self.lead(exposure=Exposer(self.home, Expiry()))
         assert await self.run() == {}
         return self
@@ -229,9 +229,9 @@ async def test_a_file_that_will_be_deleted_or_is_of_a_run_to_come_is_found(world
     assert f"{one.path} is said to be of run 2, and there were 1 run" in (await world.check()).problems
 
 
-async def merge_files(world):
+async def merge_files(world, first=1):
     """Let runs add so many files to "every" that they are merged; return the record of the merged file."""
-    for sequence in range(8, 17):
+    for sequence in range(first + 7, first + 16):
         await world.store([sequence])
         assert await world.run() == {}
     one = await world.file("every")
@@ -247,6 +247,14 @@ async def test_merged_files_have_exactly_the_rows_of_their_runs(world, deep):
     assert found.inputs[0].held == of(*range(1, 17))
     await world.home.delete(one.path)
     assert f"{one.path} is missing" in (await world.check("every", deep=deep)).problems
+
+
+async def test_numbers_of_runs_are_not_taken_for_sequences_of_messages(tmp_path):
+    world = await Proven(tmp_path).begin(1000)
+    await merge_files(world, 1000)
+    found = await world.check("every")
+    assert (found.status, found.problems) == (0, ())
+    assert found.inputs[0].held == of(*range(1000, 1016))
 
 
 LOST = "the files of every have 0 rows, and its runs have added 16: a file is missing, or there twice"
@@ -268,7 +276,7 @@ async def test_a_merged_file_that_no_document_names_or_that_is_there_twice_is_fo
     [
         ([1] * 15 + [11], "1 to 10, and have these numbers of runs: 1, 11"),
         ([1] * 15 + [9], "1 to 10, and have these numbers of runs: 1, 9"),
-        ([1] * 15 + [None], "1 to 10, and have these numbers of runs: 1"),
+        ([1] * 14 + [10, None], "1 to 10, and have these numbers of runs: 1, 10"),
         (None, "1 to 10, and have these numbers of runs: none"),
     ],
 )
