@@ -5,8 +5,9 @@ import json
 import os
 
 import polars
+import pyarrow as pa
 import pytest
-from derived_tables import STEPS, Derived
+from derived_tables import DAY, SALES, STEPS, Derived
 from iceberg_engines import TOKEN, prepare
 from iceberg_on_duckdb import ENVIRONMENT, PACKAGES, attach, running
 from iceberg_on_spark import ENVIRONMENT as SPARK_ENVIRONMENT
@@ -128,3 +129,38 @@ async def test_spark_with_icebergs_runtime_reads_it_and_its_past(tmp_path):
     assert len(answers) == len(STEPS), errors.decode()[-6000:]
     assert [one[:2] for one in answers] == wanted
     assert [one[2] for one in answers] == [3, 3, 1, 2, 1, 1, 1, 0]
+
+
+STREAMING = """
+answers = []
+stream = spark.readStream.format("iceberg").option("streaming-max-files-per-micro-batch", "1").load(sys.argv[1])
+query = stream.writeStream.foreachBatch(lambda rows, number: answers.extend(row["total"] for row in rows.collect()))
+query.option("checkpointLocation", sys.argv[2]).trigger(availableNow=True).start().awaitTermination()
+print("ANSWER", json.dumps(sorted(answers)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.spark
+async def test_a_streaming_reader_of_another_spark_skips_the_merge_of_small_files(tmp_path):
+    """It reads what snapshots append, and would fail at one that replaces files by others with other rows."""
+    python, table = await asyncio.to_thread(prepare, SPARK_ENVIRONMENT, SPARK, RUNTIME), Derived(tmp_path / "table")
+    for number in range(1, 4):
+        await table.run([await table.file(rows_of(number))], columns=SALES)
+    merged = await table.file(rows_of(1, 2, 3))
+    await table.run([merged], table.document.files, columns=SALES, same_rows=True)
+    await table.run([await table.file(rows_of(4))], columns=SALES)
+    script = ON_SPARK.partition("for location in")[0] + STREAMING
+    process = await asyncio.create_subprocess_exec(
+        *(str(python), "-c", script, table.location, str(tmp_path / "checkpoint")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": str(python)},
+    )
+    said, errors = await process.communicate()
+    assert b"ANSWER [1, 2, 3, 4]\n" in said, errors.decode()[-6000:]
+
+
+def rows_of(*totals):
+    count = len(totals)
+    return pa.table([["de"] * count, [DAY] * count, [*totals]], schema=SALES)
