@@ -14,6 +14,19 @@ import pytest_asyncio
 from jetstream_on_cluster import filled, read_by_executors
 from merging import KEY_LINE, KEYS, block, every_format, group
 from patient import PATIENCE, PATIENT, until
+from pipelines_on_cluster import (
+    UPKEEPS,
+    check_following,
+    check_no_secret_shown,
+    check_one_of_each,
+    check_quarantine,
+    check_sent_modules,
+    check_upkeep,
+    jobs,  # noqa: F401
+    look_from_workers,
+    sent_modules,
+    start_stopping,
+)
 from spark_blocks import QUICK
 from spark_cluster import command_line
 from spark_kubernetes import spark_on_kubernetes  # noqa: F401
@@ -164,3 +177,65 @@ async def test_an_image_that_is_not_there_is_told_with_what_kubernetes_says_of_i
         with pytest.raises(SparkError, match=r"no executor registered within 10 s: .*(ErrImagePull|ImagePullBackOff)"):
             await driver.ping()
     cluster.wait(lambda: not cluster.pods(), "no pod is left")
+
+
+# Pipelines are last: their driver keeps its executors until the end.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pipelines(cluster, jobs, tmp_path_factory):  # noqa: F811
+    """A driver of pipelines; executors find the user's modules in their PYTHONPATH, mounted from a secret."""
+    modules = {"spark.kubernetes.executor.secrets.jobs": str(jobs), "spark.executorEnv.PYTHONPATH": str(jobs)}
+    cluster.keep("jobs", jobs)
+    options = pipeline_options(cluster.settings("pipelines", **modules))
+    async with SparkDriver(options, log=tmp_path_factory.mktemp("pipelines") / "log") as driver:
+        yield driver
+
+
+def pipeline_options(settings):
+    return SparkOptions(properties_file=settings, properties=QUICK, queries=True)
+
+
+@pytest.fixture
+def url(seaweedfs):  # noqa: F811
+    return seaweedfs.url()
+
+
+@pytest.mark.parametrize("kind", UPKEEPS)
+async def test_each_upkeep_of_a_pipeline_keeps_its_table_in_an_object_store(pipelines, url, tmp_path, kind):
+    await check_upkeep(pipelines, url, tmp_path, kind)
+
+
+async def test_a_pipeline_follows_its_stream(pipelines, nats_server, natty_name, url, tmp_path):
+    await check_following(pipelines, nats_server, natty_name("ORDERS"), url, tmp_path)
+
+
+async def test_rows_are_quarantined_by_executors(pipelines, url, tmp_path):
+    await check_quarantine(pipelines, url, tmp_path)
+
+
+async def test_no_command_line_no_pod_and_no_python_worker_shows_a_secret_that_it_does_not_need(
+    cluster, pipelines, url, tmp_path
+):
+    for _, _, names in await look_from_workers(pipelines, url, tmp_path):
+        assert "SPARK_EXECUTOR_POD_NAME" in names  # it is in a pod
+    running = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline")]
+    lines = b"\n".join(map(command_line, running))
+    assert b"KubernetesExecutorBackend" in lines
+    assert b"pyspark.daemon" in lines
+    shown = lines + json.dumps(cluster.pods()).encode()
+    check_no_secret_shown([cluster.secret, SECRET, KEY_LINE, "PRIVATE KEY"], members(pipelines.session), shown)
+
+
+async def test_the_files_of_a_task_whose_pod_is_deleted_are_not_in_the_table(cluster, pipelines, url, tmp_path):
+    """The pod is deleted after its task has stored a file, and before it reports: another one runs the task."""
+    table, running, pod, stored = await start_stopping(pipelines, url, tmp_path)
+    assert pod in cluster.running()
+    cluster.delete(pod)
+    await check_one_of_each(table, running, stored)
+
+
+async def test_modules_come_with_the_driver(cluster, jobs, url, tmp_path):  # noqa: F811
+    options = pipeline_options(cluster.settings("sent", **sent_modules(jobs)))
+    async with SparkDriver(options, log=tmp_path / "log") as driver:
+        await check_sent_modules(driver, url, tmp_path)

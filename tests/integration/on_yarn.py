@@ -13,9 +13,23 @@ import pytest_asyncio
 from jetstream_on_cluster import filled, read_by_executors
 from merging import KEY_LINE, KEYS, block, every_format, group
 from patient import PATIENCE, PATIENT, until
+from pipelines_on_cluster import (
+    UPKEEPS,
+    check_following,
+    check_no_secret_shown,
+    check_one_of_each,
+    check_quarantine,
+    check_sent_modules,
+    check_upkeep,
+    executor_of,
+    jobs,  # noqa: F401
+    look_from_workers,
+    sent_modules,
+    start_stopping,
+)
 from spark_blocks import QUICK
 from spark_cluster import command_line
-from spark_yarn import spark_on_yarn  # noqa: F401
+from spark_yarn import ROOT, spark_on_yarn  # noqa: F401
 from stores import SECRET, seaweedfs  # noqa: F401
 
 from capture.errors import SparkError
@@ -142,3 +156,64 @@ async def test_executors_that_cannot_start_are_told_as_well(cluster):
     async with SparkDriver(SparkOptions(properties_file=settings, properties=QUICK)) as driver:
         with pytest.raises(SparkError, match=r"^Spark did not start with yarn: all executors have failed; "):
             await driver.ping()
+
+
+# Pipelines are last: their driver keeps its executors until the end.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pipelines(cluster, jobs, tmp_path_factory):  # noqa: F811
+    """A driver of pipelines; executors find the user's modules in their PYTHONPATH."""
+    modules = {"spark.executorEnv.PYTHONPATH": f"{ROOT}{os.pathsep}{jobs}"}
+    options = pipeline_options(cluster.settings("pipelines", **modules))
+    async with SparkDriver(options, log=tmp_path_factory.mktemp("pipelines") / "log") as driver:
+        yield driver
+
+
+def pipeline_options(settings):
+    return SparkOptions(properties_file=settings, properties=QUICK, queries=True)
+
+
+@pytest.fixture
+def url(seaweedfs):  # noqa: F811
+    return seaweedfs.url()
+
+
+@pytest.mark.parametrize("kind", UPKEEPS)
+async def test_each_upkeep_of_a_pipeline_keeps_its_table_in_an_object_store(pipelines, url, tmp_path, kind):
+    await check_upkeep(pipelines, url, tmp_path, kind)
+
+
+async def test_a_pipeline_follows_its_stream(pipelines, nats_server, natty_name, url, tmp_path):
+    await check_following(pipelines, nats_server, natty_name("ORDERS"), url, tmp_path)
+
+
+async def test_rows_are_quarantined_by_executors(pipelines, url, tmp_path):
+    await check_quarantine(pipelines, url, tmp_path)
+
+
+async def test_no_command_line_and_no_python_worker_has_a_secret_that_it_does_not_need(
+    cluster, pipelines, url, tmp_path
+):
+    for place, process, _ in await look_from_workers(pipelines, url, tmp_path):
+        assert place.name.startswith("container_")  # an executor's own folder
+        assert executor_of(process) in cluster.executors()
+    lines = b"\n".join(command_line(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline"))
+    assert b"pyspark.daemon" in lines
+    check_no_secret_shown([SECRET, KEY_LINE, "PRIVATE KEY"], members(pipelines.session), lines)
+
+
+@pytest.mark.parametrize("struck", ["executor", "worker"])
+async def test_the_files_of_a_killed_task_are_not_in_the_table(cluster, pipelines, url, tmp_path, struck):
+    """The task is killed after it has stored a file, and before it reports: it runs once more, and writes another."""
+    table, running, worker, stored = await start_stopping(pipelines, url, tmp_path)
+    process = executor_of(int(worker)) if struck == "executor" else int(worker)
+    assert executor_of(int(worker)) in cluster.executors()
+    os.kill(process, signal.SIGKILL)
+    await check_one_of_each(table, running, stored)
+
+
+async def test_modules_come_with_the_driver(cluster, jobs, url, tmp_path):  # noqa: F811
+    options = pipeline_options(cluster.settings("sent", **sent_modules(jobs)))
+    async with SparkDriver(options, log=tmp_path / "log") as driver:
+        await check_sent_modules(driver, url, tmp_path)

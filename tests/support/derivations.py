@@ -32,6 +32,7 @@ class Table:
 
     def __init__(self, driver, store, sql="", *, schema="", name="p", **settings):
         self.driver, self.store, self.schema, self.name = driver, store, schema, name
+        self.blocks, self.tables = store.as_uri(), (store / "_pipelines").as_uri()
         found = analyse(sql) if sql else None
         self.settings = {"sql": sql, "buckets": 3, **settings}
         if found:
@@ -42,7 +43,7 @@ class Table:
 
     def asked(self, new, every=(), **settings):
         given = Input(
-            store=self.store.as_uri(),
+            store=self.blocks,
             new=[part(one) if not isinstance(one, Part) else one for one in new],
             all=[part(one) if not isinstance(one, Part) else one for one in every],
             payload_schema=self.schema,
@@ -51,7 +52,7 @@ class Table:
         return Derivation(
             **{
                 "pipeline": self.name,
-                "store": (self.store / "_pipelines").as_uri(),
+                "store": self.tables,
                 "folder": f"table/{self.name}/{id(self)}-{self.number}/",
                 "inputs": {"S": given},
                 "files": self.files,

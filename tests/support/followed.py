@@ -32,7 +32,7 @@ class Followed(Table):
         if new := sequences - self.progress:
             given = "" if new == sequences else new.to_text()
             held = Held(number=batch.number, count=len(new), bytes=batch.bytes, given=given)
-            await self.run_input(Input(store=self.store.as_uri(), held=held, **self.input_settings()))
+            await self.run_input(Input(store=self.blocks, held=held, **self.input_settings()))
         self.progress |= new
         return new
 

@@ -70,8 +70,12 @@ class SparkOnKubernetes:
 
     def mount(self, name, folder):
         """Give executors the files of a folder, at the same path, through a secret."""
-        self._keep(name, {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+        self.keep(name, folder)
         self.mounted[f"spark.kubernetes.executor.secrets.{name}"] = str(folder)
+
+    def keep(self, name, folder):
+        """Put the files of a folder into a secret."""
+        self._keep(name, {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
 
     def _keep(self, name, values):
         self.create("Secret", name, data={key: base64.b64encode(value).decode() for key, value in values.items()})
@@ -84,7 +88,7 @@ class SparkOnKubernetes:
         for place, secret in ((mine, self.secret), (theirs, executors_secret or self.secret)):
             (place / "secret").touch(mode=0o600)
             (place / "secret").write_text(secret)
-        self._keep(name, {path.name: path.read_bytes() for path in theirs.iterdir()})
+        self.keep(name, theirs)
         file = folder / "spark.conf"
         file.write_text(
             as_properties(
