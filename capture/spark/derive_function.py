@@ -25,7 +25,10 @@ _ADVICE = (
     ": Spark's executors can't import it; put its folder into their PYTHONPATH, or the file into spark.submit.pyFiles"
 )
 _OURS = tuple(str(Path(one).parent) for one in (pyspark.__file__, py4j.__file__, str(Path(__file__).parent)))
-"""Folders of packages whose lines tell a user nothing."""
+_OURS_ELSEWHERE = re.compile(
+    r"(?:^|/)(?:(?:site|dist)-packages|python|pyspark\.zip|py4j-[^/]+\.zip)/(?:pyspark|py4j)/|/capture/spark/[a-z_]+\.py$"
+)
+"""Files whose lines tell a user nothing: those of the driver's packages, and of the executors', whose paths differ."""
 
 
 def call(asked: Derivation, scope: SparkSession, sources: Mapping[str, Rows], *, new: bool) -> DataFrame:
@@ -62,5 +65,9 @@ def describe_fault(error: BaseException) -> str:
         said = f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
         places = []
     places += list(_LINE.finditer("".join(traceback.format_tb(error.__traceback__)))) if not places else []
-    mine = [one for one in places if not one["file"].startswith(_OURS)]
+    mine = [one for one in places if not _is_ours(one["file"])]
     return f"{said} ({Path(mine[-1]['file']).name}, line {mine[-1]['line']})" if mine else said
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) or _OURS_ELSEWHERE.search(file) is not None

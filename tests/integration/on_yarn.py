@@ -22,10 +22,12 @@ from pipelines_on_cluster import (
     check_sent_modules,
     check_upkeep,
     executor_of,
+    import_in_driver,
     jobs,  # noqa: F401
     look_from_workers,
     sent_modules,
     start_stopping,
+    write_modules,
 )
 from spark_blocks import QUICK
 from spark_cluster import command_line
@@ -213,7 +215,12 @@ async def test_the_files_of_a_killed_task_are_not_in_the_table(cluster, pipeline
     await check_one_of_each(table, running, stored)
 
 
-async def test_modules_come_with_the_driver(cluster, jobs, url, tmp_path):  # noqa: F811
-    options = pipeline_options(cluster.settings("sent", **sent_modules(jobs)))
+async def test_modules_come_with_the_driver(cluster, url, tmp_path, monkeypatch):
+    """YARN gives executors the driver's PYTHONPATH; so its folder is moved, as if nodes did not have it."""
+    modules = write_modules(tmp_path / "modules")
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    options = pipeline_options(cluster.settings("sent", **sent_modules(modules)))
     async with SparkDriver(options, log=tmp_path / "log") as driver:
+        await import_in_driver(driver, url, tmp_path)
+        modules.rename(tmp_path / "away")
         await check_sent_modules(driver, url, tmp_path)

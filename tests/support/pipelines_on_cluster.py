@@ -42,6 +42,10 @@ def double(value):
     return value * 2
 
 
+def plain(spark, inputs, run):
+    return inputs["S"].select("k", "v")
+
+
 def features(spark, inputs, run):
     """Uses what this module has in the executors: by its name, not by value."""
     twice = F.udf(double, "int")
@@ -64,6 +68,10 @@ from pyspark.sql import functions as F
 
 def double(value):
     return value * 2
+
+
+def plain(spark, inputs, run):
+    return inputs["S"].select("k", "v")
 
 
 def features(spark, inputs, run):
@@ -251,6 +259,14 @@ async def check_one_of_each(table, running, stored):
     assert objects[stored] in committed.values()  # the same rows once more
     assert len({one.unit.to_text() for one in done.came}) == len(done.came)
     assert await table.rows() == [("a", 1), ("b", 2)]
+
+
+async def import_in_driver(driver, url, folder):
+    """Have the driver import the user's modules, without executors: it does not look for their files again."""
+    for number, module in enumerate(("cluster_jobs", "only_here")):
+        table = Lake(driver, url, folder, upkeep=Upkeep.ROWS, python=f"{module}:plain", name=f"plain{number}")
+        await table.add(STEPS[0])
+        assert await table.rows() == [("a", 1), ("b", 2)]
 
 
 async def check_sent_modules(driver, url, folder):
