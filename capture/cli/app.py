@@ -22,6 +22,10 @@ class Commands(LateGroup):
             "capture.cli.node:run",
             "Capture one or more streams until stopped; sweep and compact while this node is elected.",
         ),
+        "backfill": Place(
+            "capture.cli.backfill:backfill",
+            "Store the messages of an existing stream that its archive does not hold, by direct gets, and exit.",
+        ),
         "status": Place(
             "capture.cli.status:status",
             "Show archive status: leaders, stored and missing messages, pipelines.",

@@ -110,18 +110,18 @@ def run(
         "compression": compression,
         "limits.max_age": max_age,
         "limits.max_messages": max_messages,
-        **_log_flags(invoked),
+        **log_flags(invoked),
     }
 
     def load() -> CaptureConfig:
         return settings.with_pipelines(config, flags, nats)
 
     if VARIABLE in os.environ:
-        _run_worker(load)
+        run_worker(load, _make_node)
         return
     wanted = load()
     each(wanted)  # checks the streams
-    _configure_log(wanted.logging)
+    configure_log(wanted.logging)
     guard = None
     if metrics:
         guard = guard_of(
@@ -134,7 +134,7 @@ def run(
     elif metrics_cert or metrics_key or metrics_token_file or metrics_allow_host:
         raise ConfigError("--metrics-cert, -key, -token-file and -allow-host need --metrics")
     if (count := count_workers(wanted)) > 1:
-        supervisor = Supervisor(wanted, count, _list_own_command(), load=load, on_reload=_on_reload)
+        supervisor = Supervisor(wanted, count, list_own_command(), load=load, on_reload=_on_reload)
         run_async(_serve_and_supervise(supervisor, metrics, guard) if metrics else supervisor.run())
         return
     node = _make_node(wanted, load)
@@ -143,7 +143,7 @@ def run(
 
 def _make_node(wanted: CaptureConfig, load: Callable[[], CaptureConfig], name: str = "") -> Node | Several:
     def on_reload(changed: CaptureConfig) -> None:
-        _configure_log(changed.logging, name)
+        configure_log(changed.logging, name)
 
     from capture.node.node import Node
     from capture.node.nodes import Several
@@ -172,8 +172,14 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT)
 
 
-def _run_worker(load: Callable[[], CaptureConfig]) -> None:
-    """Run as one of several workers: the supervisor gets the error that ends this one, and prints it."""
+def run_worker(
+    load: Callable[[], CaptureConfig],
+    make: Callable[[CaptureConfig, Callable[[], CaptureConfig], str], Node | Several],
+) -> None:
+    """Run as one of several workers: the supervisor gets the error that ends this one, and prints it.
+
+    `make` returns the node, from its configuration, a function that loads that again, and its name.
+    """
     from capture.node.worker import Worker
 
     worker = Worker.take(os.environ)
@@ -192,8 +198,8 @@ def _run_worker(load: Callable[[], CaptureConfig]) -> None:
 
     with _report_failure(worker):
         wanted = load_mine()
-        _configure_log(wanted.logging, wanted.node)
-        _run_to_end(work(_make_node(wanted, load_mine, wanted.node)), worker.fail)
+        configure_log(wanted.logging, wanted.node)
+        _run_to_end(work(make(wanted, load_mine, wanted.node)), worker.fail)
 
 
 @contextlib.contextmanager
@@ -214,7 +220,7 @@ def _report_failure(worker: Worker) -> Iterator[None]:
     raise typer.Exit(EXIT_ERROR)
 
 
-def _list_own_command() -> list[str]:
+def list_own_command() -> list[str]:
     """Return the command that started this process: a worker is the same command, with a variable that makes it one."""
     ours = sys.argv[1:]
     if sys.orig_argv[-len(ours) :] == ours:
@@ -222,17 +228,17 @@ def _list_own_command() -> list[str]:
     return [sys.executable, "-m", "capture", *ours]
 
 
-def _log_flags(invoked: typer.Context) -> dict[str, Any]:
+def log_flags(invoked: typer.Context) -> dict[str, Any]:
     """Return the flags before the command, as settings."""
     given = invoked.find_root().params
     return {"logging.level": given["log_level"], "logging.format": given["log_format"]}
 
 
 def _on_reload(changed: CaptureConfig) -> None:
-    _configure_log(changed.logging)
+    configure_log(changed.logging)
 
 
-def _configure_log(wanted: Logging, node: str = "") -> None:
+def configure_log(wanted: Logging, node: str = "") -> None:
     """Apply these log settings. With the name of a `node`, each line of JSON has it."""
     for name in _leveled:
         logging.getLogger(name).setLevel(logging.NOTSET)

@@ -28,10 +28,12 @@ from natty.groups import StaticRecord, list_groups
 
 
 async def consumers(natty: Natty, config: CaptureConfig) -> list[Durable]:
-    """Return the consumers that the configuration names: this node's, or those of all nodes of a group.
+    """Return the consumers that the configuration names: none, this node's, or those of all nodes of a group.
 
     Raises GroupNotFoundError, BadGroupError; ConfigError for an elastic group, or a member that is not listed.
     """
+    if config.is_direct:
+        return []
     if not config.group:
         return [config.consumer()]
     record = await _record(natty, config)
@@ -60,8 +62,10 @@ async def consumers(natty: Natty, config: CaptureConfig) -> list[Durable]:
 async def consumer_names(natty: Natty, config: CaptureConfig) -> list[str]:
     """Return the names of all consumers through which the stream is captured, whichever nodes read them.
 
-    Returns none if the group has no record. Raises BadGroupError.
+    Returns none if the group has no record, or for direct gets. Raises BadGroupError.
     """
+    if config.is_direct:
+        return []
     if not config.group:
         return [config.durable]
     admin = natty.static_group(config.stream, config.group)

@@ -20,6 +20,7 @@ from capture.config.streams import each
 from capture.config.table_lists import take_table_lists
 from capture.config.workers import find_worker_faults
 from capture.errors import ConfigError, choices, mistake
+from capture.ingest.durable import EXPLICIT
 from capture.stores import Address, store_url
 
 CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the path of the file
@@ -97,7 +98,9 @@ def find_missing(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list
 def contradictions(config: CaptureConfig, given: Given) -> list[str]:
     """Return a sentence if the limits contradict each other or the consumer's settings, or a schedule can't be read."""
     try:
-        config.limits.limits().check_consumer(ack_wait=config.ack_wait, max_ack_pending=config.max_ack_pending)
+        limits = config.limits.limits()
+        if not config.is_direct:
+            limits.check_consumer(ack_wait=config.ack_wait, max_ack_pending=config.max_ack_pending)
     except ConfigError as error:
         return [given.blame(str(error), *RELATED)]
     try:
@@ -115,9 +118,26 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
             one.consumer()
     except ConfigError as error:
         return [given.blame(str(error), "stream", "streams", "start")]
+    if faults := _direct_faults(config):
+        return [
+            given.blame(fault, "source", "streams", "group", "member", "filter_subjects", "ack") for fault in faults
+        ]
     if faults := _group_faults(config):
         return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in faults]
     return [given.blame(fault, "workers", "streams", "member", "ack") for fault in find_worker_faults(config)]
+
+
+def _direct_faults(config: CaptureConfig) -> list[str]:
+    faults = []
+    for one in each(config):
+        given = {"group": one.group, "member": one.member, "filter_subjects": one.filter_subjects}
+        given["ack"] = one.ack if one.ack != EXPLICIT else ""
+        if one.is_direct and (named := [name for name, value in given.items() if value]):
+            faults.append(
+                f'source = "direct" reads stream {one.stream} without a consumer, and {named[0]} is for consumers:'
+                f' remove {named[0]}, or write source = "consumer"'
+            )
+    return faults
 
 
 def _group_faults(config: CaptureConfig) -> list[str]:

@@ -11,7 +11,7 @@ from capture.archive.heads import COMPACTION, PIPELINES, SWEEP
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.ingest.board import BUCKET as STATE
-from capture.ingest.group_source import roster_key
+from capture.ingest.group_source import direct_roster_key, roster_key
 from natty.elections.options import BUCKET as ELECTIONS
 from natty.elections.permissions import Permissions, api_subjects, bucket_reader, candidate, consumer
 from natty.groups.roster import MEMBERS_BUCKET as MEMBERS
@@ -43,7 +43,7 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipel
     it (`[spark] source_options`); a `leader` whose pipelines do may do that, too. ConfigError for an operator if there
     are no pipelines.
     """
-    buckets = (STATE, ELECTIONS, *([MEMBERS] if config.group else []))
+    buckets = (STATE, ELECTIONS, *([MEMBERS] if config.group or config.is_direct else []))
     made = api_subjects(*(f"STREAM.CREATE.KV_{bucket}" for bucket in buckets)) if setup else ()
     found = _ROLES[role](config) + Permissions(made)
     if role == Role.OPERATOR:
@@ -58,9 +58,18 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False, pipel
 
 def _node(config: CaptureConfig) -> Permissions:
     stream = config.stream
-    found = _group(config) if config.group else consumer(stream, config.durable)
+    if config.is_direct:
+        found = _direct(config)
+    else:
+        found = _group(config) if config.group else consumer(stream, config.durable)
     own = (f"$KV.{STATE}.node.{config.name}.*", *api_subjects("INFO", f"STREAM.INFO.KV_{STATE}"))
     return found + _HEADS + Permissions(own)
+
+
+def _direct(config: CaptureConfig) -> Permissions:
+    """Return what a node without a consumer needs: direct gets, the archive's heads, its registration."""
+    own = (f"$KV.{MEMBERS}.{direct_roster_key(config.name)}.*",)
+    return _follower(config) + bucket_reader(MEMBERS) + Permissions(own)
 
 
 def _group(config: CaptureConfig) -> Permissions:
@@ -80,9 +89,9 @@ def _offices(config: CaptureConfig) -> Permissions:
 
 
 def _reader(config: CaptureConfig) -> Permissions:
-    consumers = f"CONSUMER.INFO.{config.stream}.{'*' if config.group else config.durable}"
+    consumers = [f"CONSUMER.INFO.{config.stream}.{'*' if config.group else config.durable}"]
     messages = (f"STREAM.MSG.GET.{config.stream}", f"DIRECT.GET.{config.stream}")
-    own = api_subjects(f"STREAM.INFO.{config.stream}", *messages, consumers)
+    own = api_subjects(f"STREAM.INFO.{config.stream}", *messages, *([] if config.is_direct else consumers))
     groups = bucket_reader(GROUPS) if config.group else Permissions(())
     return Permissions(own) + _HEADS + bucket_reader(STATE) + groups
 

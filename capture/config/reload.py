@@ -79,7 +79,8 @@ def plan_reload(running: CaptureConfig, wanted: CaptureConfig) -> Change:
         config = _with(config, place, after[place])
     if PIPELINE in live:
         read_pipelines(config)
-    config.block_limits().check_consumer(ack_wait=running.ack_wait, max_ack_pending=running.max_ack_pending)
+    if not config.is_direct:
+        config.block_limits().check_consumer(ack_wait=running.ack_wait, max_ack_pending=running.max_ack_pending)
     return Change(
         config,
         changed=[_describe(place, before[place], after[place]) for place in live],

@@ -31,7 +31,7 @@ from capture.ingest.block import (
     Limits,
 )
 from capture.ingest.commit import ATTEMPTS, REDELIVER_AFTER
-from capture.ingest.durable import EXPLICIT, TOGETHER, Durable
+from capture.ingest.durable import CONSUMER, DIRECT, EXPLICIT, TOGETHER, Durable
 from capture.ingest.pipeline import SLOTS
 from capture.ingest.spill import MAX_DISK_BYTES, Spill
 from capture.ingest.startup import START_TIMEOUT
@@ -57,6 +57,7 @@ Level = Literal["error", "warning", "info", "debug"]
 class Own(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The settings of one stream: `[streams.NAME]` in the file. All others apply to all streams."""
 
+    source: Literal["consumer", "direct"] | None = None
     durable: str | None = None
     archive: str | None = None
     filter_subjects: list[str] | None = None
@@ -159,6 +160,7 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     stream: str = ""
     store: str = ""  # a folder or URL; `[store]` in the file, with `url` and other settings of capture.stores.Address
+    source: Literal["consumer", "direct"] = CONSUMER  # "direct": no consumer, messages are read by batched direct gets
     durable: str = "capture"
     archive: str = ""  # the name of its elections; default: the stream's
     node: str = ""
@@ -210,6 +212,11 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
     def name(self) -> str:
         """The archive's name."""
         return self.archive or self.stream
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the stream is read by direct gets, without a consumer."""
+        return self.source == DIRECT
 
     def block_limits(self) -> Limits:
         """Return when blocks are sealed. If acks go in order, no block may delay them for long. Raises ConfigError."""

@@ -177,6 +177,14 @@ def roster_key(stream: str, group: str) -> str:
     return f"capture.{record_key(stream, group)}"
 
 
+def direct_roster_key(archive: str, *, ends: bool = False) -> str:
+    """Return the key below which nodes register that read a stream together without a consumer.
+
+    Those of a backfill, which `ends`, have a key of their own.
+    """
+    return f"capture.{'backfill' if ends else 'direct'}.{archive}"
+
+
 def by_consumer(replies: list[bytes]) -> dict[str, list[bytes]]:
     """Return the ack subjects of each consumer."""
     found: dict[str, list[bytes]] = defaultdict(list)

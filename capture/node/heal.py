@@ -24,6 +24,7 @@ from capture.ingest.commit import Acknowledger
 from capture.ingest.durable import EXPLICIT
 from capture.node.filtered import Search, is_wanted
 from capture.node.status.progress import Missing, Progress
+from capture.reading.remaining import Remaining
 from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedError
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
@@ -100,6 +101,7 @@ class Healer:
         self._acknowledged: dict[str, Sequences] = defaultdict(Sequences)  # acknowledged again, in interest streams
         self._acks = config.ack == EXPLICIT and not config.group
         self._healed: Counter[str] = Counter()
+        self._passed: dict[str, int] = {}  # the last sequences of streams without a consumer
         self._search = Search(natty)
 
     def __repr__(self) -> str:
@@ -107,6 +109,8 @@ class Healer:
 
     async def state(self, progress: Progress, found: Coverage) -> StreamState:
         """Store messages that no node has stored; return how far a stream is captured. `found` is what objects hold."""
+        if progress.backlog.remaining is not None:
+            return await self._state_without_consumer(progress, found, progress.backlog.remaining)
         gaps, missing = progress.gaps(found), None
         present: Sequences | None = Sequences()
         if gaps or progress.work_queue or progress.interest:
@@ -123,6 +127,17 @@ class Healer:
             if unstored is not None:
                 missing = await self.tend(progress, unstored)
         return progress.state(found, missing, self._gone[progress.stream])
+
+    async def _state_without_consumer(self, progress: Progress, found: Coverage, remaining: Remaining) -> StreamState:
+        """Return how far a stream is captured: the nodes read all that is missing, so only what has left it counts."""
+        stream = progress.stream
+        came = Sequences.from_range(self._passed.get(stream, remaining.last) + 1, remaining.last)
+        self._passed[stream] = remaining.last
+        came = (self._unstored[stream].all | came) - found.held - progress.before_scope  # some may have left again
+        self._unstored[stream].update(came, self._elapsed())
+        await self._account_gone(progress, found, remaining.present)
+        self._unstored[stream].update(remaining.unread - found.held, self._elapsed())
+        return progress.state(found, Missing(), self._gone[stream])
 
     async def tend(self, progress: Progress, unstored: Sequences) -> Missing:
         """Store a portion of the messages that no node will store. `unstored` is in the stream and in no object."""

@@ -8,14 +8,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from capture.archive.heads import COMPACTION, SWEEP
-from capture.archive.identity import claim
-from capture.config.consumers import consumers, explain_deletion
+from capture.config.consumers import explain_deletion
 from capture.config.reload import check_reload, check_uses
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
@@ -25,20 +23,18 @@ from capture.formats import writer as choose_writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announce, software_version
 from capture.ingest.commit import Acknowledger, CommitOptions, Committer
-from capture.ingest.durable import TOGETHER, Durable, prepare
-from capture.ingest.group_source import GroupSource, roster_key
 from capture.ingest.handed_back import HandedBack
 from capture.ingest.hooks import Completion, Hook, hook
 from capture.ingest.layout import layout
 from capture.ingest.pipeline import InFlight, capture
-from capture.ingest.source import Source, stream_info
 from capture.ingest.startup import Start
 from capture.node.campaign import campaign
+from capture.node.direct_source import Reach
+from capture.node.intake import Intake
 from capture.node.leader_tasks import Duty
-from capture.node.moved_store import check_not_moved
 from capture.node.pipeline_keeper import PipelineKeeper
 from capture.node.shutdown import Stopping, reloading
-from capture.node.status.backlog import read_backlog, summarise
+from capture.node.status.backlog import summarise
 from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
 from capture.stores import Store, open_store
@@ -74,6 +70,7 @@ class Node:
         on_store_complete: Callable[[Completion], Any] | None = None,
         load: Callable[[], CaptureConfig] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
+        reach: Reach | None = None,
     ) -> None:
         """`store` replaces the configured store; it is any object that passes `capture.stores.check_store`.
 
@@ -87,6 +84,8 @@ class Node:
 
         `load` reads the configuration again at SIGHUP; without it, SIGHUP keeps its usual meaning. `on_reload` is
         called with the new configuration.
+
+        With `reach`, the node reads these sequences, by direct gets; it returns after the last one if they end.
         """
         self.config = config
         self.name = config.node or default_node_name()
@@ -99,6 +98,7 @@ class Node:
         self._hook = hook(config.on_store_complete) if on_store_complete is None else on_store_complete
         self._layout = layout(config.layout)
         self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
+        self._intake = Intake(config, self.store, seal=self._blocks.seal, reach=reach)
         self._duty: Duty | None = None
         self.keeper: PipelineKeeper | None = None
         self.beside: Mapping[str, str] = {}  # failures of what this process does for several streams
@@ -154,14 +154,14 @@ class Node:
 
     async def _work(self, natty: Natty) -> None:
         self.natty = natty
-        durables = await self.start.step(lambda: self._claim(natty))
+        await self.start.step(lambda: self._intake.prepare(natty))
         tasks = [
             *await self._campaigns(natty),
             asyncio.create_task(keep_up(f"the summary of {self.name}", lambda: self._summarise(natty))),
         ]
         async with announce(Board(natty, self.config.name), self.name, self.state):
             try:
-                await self._capture(natty, durables)
+                await self._capture(natty)
             finally:
                 await cancel_all(tasks)
 
@@ -212,20 +212,10 @@ class Node:
         refused = self.natty.connection.refusals.recent() if self.natty else []
         return [f"the server refused: {one}: give the node's user that permission" for one in refused]
 
-    async def _claim(self, natty: Natty) -> list[Durable]:
-        """Create what is missing, and return the consumers to read. Idempotent."""
-        stream = await stream_info(natty, self.config.stream)
-        await check_not_moved(natty, self.store, self.config)
-        await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
-        durables = await consumers(natty, self.config)
-        for wanted in durables:
-            await prepare(natty, self.store, wanted)
-        return durables
-
-    async def _capture(self, natty: Natty, durables: list[Durable]) -> None:
+    async def _capture(self, natty: Natty) -> None:
         config = self.config
         told = Hook(self._hook) if self._hook else contextlib.nullcontext()
-        async with told as self._completions, self.start.enter(lambda: self._source(natty, durables)) as source:
+        async with told as self._completions, self.start.enter(lambda: self._intake.open(natty)) as source:
             commit = self._handed_back.watch(self._committer(source, self._settle).commit)
 
             def stop() -> float:
@@ -236,7 +226,7 @@ class Node:
             try:
                 with self._stopping.draining(stop):
                     self.start.over = True
-                    life.info("%s", self._describe_start(durables), extra={"action": "began"})
+                    life.info("%s", self._describe_start(), extra={"action": "began"})
                     blocks, in_flight = self._blocks, self._in_flight
                     await self._pipeline(source, blocks=blocks, commit=commit, in_flight=in_flight)
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
@@ -249,9 +239,9 @@ class Node:
     async def _forget_acknowledged(self, natty: Natty) -> None:
         """Forget the messages that this node has handed back, and that another node has stored."""
         if self._handed_back:
-            with contextlib.suppress(NattyError, TimeoutError):
+            with contextlib.suppress(NattyError, CaptureError, TimeoutError):
                 async with asyncio.timeout(REPORT_WITHIN):
-                    self._handed_back.forget((await read_backlog(natty, self.config)).acked)
+                    self._handed_back.forget((await self._intake.read_backlog(natty)).acked)
 
     def _committer(self, acknowledger: Acknowledger, completed: Callable[[Completion], None]) -> Committer:
         """Return the committer that stores blocks as configured. It calls `completed`, and then the user's hook."""
@@ -282,25 +272,8 @@ class Node:
         blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, count_healed).commit
         await self._pipeline(messages, blocks=blocks, commit=commit, in_flight=InFlight(blocks, self.config.slots))
 
-    def _describe_start(self, durables: list[Durable]) -> str:
-        names = ", ".join(one.name for one in durables)
-        where = f"through consumer {names}" if len(durables) == 1 else f"through {len(durables)} consumers, {names}"
-        return f"{self.name} captures {self.config.stream} into {self.store.url}, {where}"
-
-    def _source(self, natty: Natty, durables: list[Durable]) -> AbstractAsyncContextManager[Source | GroupSource]:
-        config = self.config
-        if not config.group:
-            together = config.ack == TOGETHER
-            return Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=together)
-        return GroupSource(
-            natty,
-            config.stream,
-            [one.name for one in durables],
-            roster="" if config.member else roster_key(config.stream, config.group),
-            ack_wait=config.ack_wait,
-            drain=config.drain,
-            seal=self._blocks.seal,
-        )
+    def _describe_start(self) -> str:
+        return f"{self.name} captures {self.config.stream} into {self.store.url}, {self._intake.describe()}"
 
     def _count(self, completion: Completion) -> None:
         if completion.error is None:
@@ -336,12 +309,11 @@ class Node:
             log.warning("%s needs a restart to change %s", self.name, ", ".join(change.kept), extra=RELOAD)
 
     async def _summarise(self, natty: Natty) -> None:
-        config = self.config
         await summarise(
             self.name,
             self.stored,
             lambda: self.config.logging.summary_every,
-            lambda: read_backlog(natty, config),
+            lambda: self._intake.read_backlog(natty),
         )
 
     async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
@@ -354,7 +326,9 @@ class Node:
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
         duty.store_messages = self._store_messages
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
-        if reason := explain_unopenable(self.store.url):
+        if self._intake.ends:
+            log.info("%s is not a candidate for the compaction: it will end", self.name)
+        elif reason := explain_unopenable(self.store.url):
             text = "%s is not a candidate for the compaction: Spark's processes can't open its store: %s"
             log.warning(text, self.name, reason, extra={"action": "no_store_url"})
         elif reason := await asyncio.to_thread(unavailable, config.spark.options()):

@@ -42,8 +42,13 @@ class Supervisor:
         *,
         load: Callable[[], CaptureConfig],
         on_reload: Callable[[CaptureConfig], None],
+        ends: bool = False,
     ) -> None:
-        """`command` starts a worker. `load` and `on_reload` are as for `Node`."""
+        """`command` starts a worker. `load` and `on_reload` are as for `Node`.
+
+        With `ends`, a worker that ends without an error has done its work, and does not start again.
+        """
+        self._ends = ends
         self.config = config
         self.names = {number: name_worker(config, number) for number in range(1, count + 1)}
         self.running: dict[int, WorkerProcess] = {}
@@ -112,6 +117,8 @@ class Supervisor:
         name, restarts = self.names[number], Restarts()
         while not self._stopping.is_set():
             ended = await self._run_once(number)
+            if self._ends and ended.status == 0:
+                return
             if self._stopping.is_set():
                 self._note_end(name, ended)
                 return

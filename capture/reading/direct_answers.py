@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capture.formats.envelope import FROM_HEADERS, SCHEMA, spread_header_columns, subject_columns
+from natty import Batch
+from natty.wire.ack import ack_subject
 from natty.wire.message import RawMessage
 
 _MARK = b"Nats-Stream: "
@@ -24,6 +26,7 @@ _LINES = (b"Nats-Subject: ", b"Nats-Sequence: ", b"Nats-Time-Stamp: ", b"Nats-Nu
 """The headers that follow the one with the stream's name, in the server's order. Their values have no blanks."""
 _LONGEST = 1 << 20  # bytes of a line
 NO_BLOCKS: Mapping[int, bytes] = {}
+CONSUMER = "direct"  # in the ack subjects of messages that no consumer delivers
 
 
 class Broken(Exception):
@@ -91,6 +94,43 @@ def of_answer(
     them: needed of those that Cut names. Broken unless each message names the sequence of the one before it as last
     sent; Mirrored if they are another stream's; Cut if a column is made from header blocks and some can't be known.
     """
+    own, subjects, sequences, times = _split(raw, stream, last)
+    rows = len(raw)
+    made = {"stream": pa.repeat(pa.scalar(stream, pa.string()), rows)}
+    made["sequence"], made["time_ns"] = sequences, times
+    made["deliveries"], made["error"] = pa.repeat(pa.scalar(1, pa.int32()), rows), pa.nulls(rows, pa.string())
+    made["subject"], made["subject_raw"] = subject_columns(subjects)
+    if "payload" in columns:
+        made["payload"] = _binary([message[3] for message in raw])
+    if not FROM_HEADERS.isdisjoint(columns):
+        made |= _make_header_columns(own, sequences, blocks)
+    fields = [field for field in SCHEMA if field.name == "sequence" or field.name in columns]
+    return pa.RecordBatch.from_arrays([made[field.name] for field in fields], schema=pa.schema(fields))
+
+
+def make_batch(raw: Sequence[RawMessage], stream: str, last: int, *, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
+    """Return a direct get's messages, at least one, as a consumer would have delivered them for the first time.
+
+    Raises as `of_answer` does. Nobody can acknowledge them: `CONSUMER` is not the name of a consumer.
+    """
+    own, subjects, sequences, times = _split(raw, stream, last)
+    _find_cut(own, sequences, blocks)
+    made = []
+    columns = zip(subjects.to_pylist(), sequences.to_pylist(), times.to_pylist(), own.to_pylist(), raw, strict=True)
+    for subject, sequence, time_ns, block, message in columns:
+        if (known := blocks.get(sequence)) is not None:
+            headers = known
+        else:
+            headers = b"" if block == _NO_HEADERS + _BREAK else block + _BREAK
+        made.append((subject, ack_subject(stream, CONSUMER, sequence, time_ns), headers, message[3]))
+    return Batch(made)
+
+
+def _split(raw: Sequence[RawMessage], stream: str, last: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
+    """Return the messages' own header blocks without their end, their subjects, sequences and times. Broken; Mirrored.
+
+    Times are in nanoseconds.
+    """
     try:
         own, added = _parts(
             pc.split_pattern(_binary([message[2] for message in raw]), _MARK, max_splits=1, reverse=True)
@@ -105,24 +145,12 @@ def of_answer(
         raise Broken from error
     if sent_before[0].as_py() or not sent_before[1:].equals(sequences[:-1]) or sequences[-1].as_py() != last:
         raise Broken
-    rows = len(raw)
-    made = {"stream": pa.repeat(pa.scalar(stream, pa.string()), rows)}
-    made["sequence"], made["time_ns"] = sequences, times
-    made["deliveries"], made["error"] = pa.repeat(pa.scalar(1, pa.int32()), rows), pa.nulls(rows, pa.string())
-    made["subject"], made["subject_raw"] = subject_columns(subjects)
-    if "payload" in columns:
-        made["payload"] = _binary([message[3] for message in raw])
-    if not FROM_HEADERS.isdisjoint(columns):
-        made |= _make_header_columns(own, sequences, blocks)
-    fields = [field for field in SCHEMA if field.name == "sequence" or field.name in columns]
-    return pa.RecordBatch.from_arrays([made[field.name] for field in fields], schema=pa.schema(fields))
+    return own, subjects, sequences, times
 
 
 def _make_header_columns(own: pa.Array, sequences: pa.Array, known: Mapping[int, bytes]) -> dict[str, pa.Array]:
     """Return the columns of a message's own headers, given the blocks without their last two bytes. Cut."""
-    ended = pc.ends_with(own, _BREAK)
-    if cut := [one for one in sequences.filter(pc.invert(ended)).to_pylist() if one not in known]:
-        raise Cut(cut)
+    _find_cut(own, sequences, known)
     own = pc.binary_slice(own, 0, -len(_BREAK))
     if not known:
         present = pc.not_equal(own, _NO_HEADERS)
@@ -131,6 +159,13 @@ def _make_header_columns(own: pa.Array, sequences: pa.Array, known: Mapping[int,
     for at, sequence in enumerate(sequences.to_pylist()):
         blocks[at] = known.get(sequence, blocks[at])
     return spread_header_columns([block for block in blocks if block], pa.array(map(bool, blocks), pa.bool_()))
+
+
+def _find_cut(own: pa.Array, sequences: pa.Array, known: Mapping[int, bytes]) -> None:
+    """Raise Cut if header blocks do not end as they should, and are not known."""
+    ended = pc.ends_with(own, _BREAK)
+    if cut := [one for one in sequences.filter(pc.invert(ended)).to_pylist() if one not in known]:
+        raise Cut(cut)
 
 
 def _parts(lists: pa.Array, count: int = 2) -> list[pa.Array]:

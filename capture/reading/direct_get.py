@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -14,16 +16,18 @@ from capture.errors import CaptureError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
 from capture.reading.direct_answers import (
+    NO_BLOCKS,
     Broken,
     Cut,
     Disallowed,
     Unbatched,
     is_batched,
     is_message,
+    make_batch,
     of_answer,
     take_until,
 )
-from natty import Natty, NattyError, NotConnectedError, StreamNotFoundError
+from natty import Batch, Natty, NattyError, NotConnectedError, StreamNotFoundError
 from natty.wire.background import map_concurrently
 from natty.wire.message import Batch, RawMessage, parse_headers, status_of
 
@@ -45,15 +49,18 @@ AT_ONCE = 64  # concurrent requests for single messages
 _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 
 
-class _Answer(NamedTuple):
+Made = TypeVar("Made")
+
+
+class _Answer(NamedTuple, Generic[Made]):
     """The messages sent, their last sequence, and the number of messages after it."""
 
-    messages: pa.RecordBatch
+    messages: Made
     last: int
     pending: int
 
 
-class DirectGet:
+class DirectAnswers(ABC, Generic[Made]):
     """The messages of a stream from one sequence to another: `async for messages in direct`.
 
     Messages yielded together are not a snapshot: messages expire (`max_age`) while the server reads them, so some in
@@ -69,10 +76,8 @@ class DirectGet:
         last: int,
         *,
         subject: str = "",
-        columns: Sequence[str] = SCHEMA.names,
     ) -> None:
         self.stream, self.first, self.last = stream, first, last
-        self._columns = columns
         self._natty, self._connection = natty, natty.connection
         self._subject = subject
         self._api = f"{natty.jetstream.prefix}.DIRECT.GET.{stream}".encode()
@@ -86,10 +91,14 @@ class DirectGet:
         """Whether the end of the range was reached: no server has more of it."""
 
     def __repr__(self) -> str:
-        return f"DirectGet({self.stream}, {self.first}–{self.last}, {self._number} requests)"
+        return f"{type(self).__name__}({self.stream}, {self.first}–{self.last}, {self._number} requests)"
 
-    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the messages, as rows with these columns and `sequence`.
+    @abstractmethod
+    def make(self, raw: list[RawMessage], last: int, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Made:
+        """Return the messages of an answer up to the end of the range. Broken; Cut; Mirrored: see `of_answer`."""
+
+    async def __aiter__(self) -> AsyncGenerator[Made, None]:
+        """Yield the messages of each answer.
 
         Unsuitable; CaptureError if the request is refused, or no server answers for GIVE_UP; StreamNotFoundError.
         """
@@ -101,7 +110,7 @@ class DirectGet:
                     more = answer.pending > 0 and not self.complete
                     if more:
                         asking = asyncio.create_task(self._ask(answer.last + 1))
-                    yield take_until(answer.messages, self.last)
+                    yield answer.messages
                     if not more:
                         return
             finally:
@@ -119,7 +128,7 @@ class DirectGet:
             self._connection.refusals.listeners.remove(self._on_refusal)
             subscription.close()
 
-    async def _ask(self, position: int) -> _Answer | None:
+    async def _ask(self, position: int) -> _Answer[Made] | None:
         """Return the next answer, None if there are no more messages; retry after any failure, until GIVE_UP."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -132,7 +141,7 @@ class DirectGet:
                 said = parse_headers(ended[2])
                 last, pending = (int(said.get(name, ["0"])[0]) for name in ("Nats-Last-Sequence", "Nats-Num-Pending"))
                 with suppress(Broken):
-                    return _Answer(await self._make_rows(self._raw, last), last, pending)
+                    return _Answer(await self._make_whole(self._raw, last), last, pending)
             if status not in (_EOB, _NO_RESPONDERS):
                 raise CaptureError(f"stream {self.stream} can't be read by direct get: {status} {text}")
             if status == _NO_RESPONDERS and loop.time() > begun + DOUBT:
@@ -143,17 +152,17 @@ class DirectGet:
             "that the stream has a leader, and that it allows direct get"
         )
 
-    async def _make_rows(self, raw: list[RawMessage], last: int) -> pa.RecordBatch:
-        """Return the rows of an answer. The stream's leader is asked for header blocks that the answer does not have.
+    async def _make_whole(self, raw: list[RawMessage], last: int) -> Made:
+        """Return the messages of an answer. The stream's leader is asked for header blocks that it does not have.
 
         Broken: the answer is incomplete, or a message has left the stream. Mirrored.
         """
         try:
-            return of_answer(raw, self.stream, last, self._columns)
+            return self.make(raw, last)
         except Cut as error:
             found = await map_concurrently(error.sequences, self._read_block, at_once=AT_ONCE)
             blocks = dict(zip(error.sequences, found, strict=True))
-        return of_answer(raw, self.stream, last, self._columns, blocks=blocks)
+        return self.make(raw, last, blocks)
 
     async def _read_block(self, sequence: int) -> bytes:
         found = await self._natty.jetstream.read(self.stream, sequence=sequence, timeout=GIVE_UP)
@@ -216,3 +225,33 @@ class DirectGet:
     def _end(self, with_: RawMessage | None) -> None:
         if not self._ended.done():
             self._ended.set_result(with_)
+
+
+class DirectGet(DirectAnswers[pa.RecordBatch]):
+    """The messages as rows with these columns and `sequence`."""
+
+    def __init__(
+        self,
+        natty: Natty,
+        stream: str,
+        first: int,
+        last: int,
+        *,
+        subject: str = "",
+        columns: Sequence[str] = SCHEMA.names,
+    ) -> None:
+        super().__init__(natty, stream, first, last, subject=subject)
+        self._columns = columns
+
+    def make(self, raw: list[RawMessage], last: int, blocks: Mapping[int, bytes] = NO_BLOCKS) -> pa.RecordBatch:
+        """Return the rows of an answer up to the end of the range. Broken; Cut; Mirrored: see `of_answer`."""
+        return take_until(of_answer(raw, self.stream, last, self._columns, blocks=blocks), self.last)
+
+
+class DirectBatches(DirectAnswers[Batch]):
+    """The messages as a consumer delivers them, with the ack subject that they would have."""
+
+    def make(self, raw: list[RawMessage], last: int, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
+        """Return the messages of an answer up to the end of the range. Broken; Cut; Mirrored: see `of_answer`."""
+        batch = make_batch(raw, self.stream, last, blocks=blocks)
+        return Batch(batch.raw[: bisect_right(batch.sequences, self.last)])

@@ -137,7 +137,13 @@ class Search:
         return Sequences.from_range(self._stored + 1, furthest)
 
     async def _read_delivered(self) -> tuple[int, int]:
-        """Return up to which sequence all, and up to which any, messages were delivered to running nodes."""
+        """Return up to which sequence all, and up to which any, messages were delivered to running nodes.
+
+        Without a consumer, they may have read all that the stream has.
+        """
+        if self.captured.config.is_direct:
+            last = int((await self.captured.info())["state"]["last_seq"])
+            return last, last
         states = await consumer_states(self.captured.natty, self.captured.config)
         at_work = [one for one in states if one["num_waiting"] or one["num_ack_pending"]]
         if not at_work:

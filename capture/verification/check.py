@@ -23,6 +23,7 @@ from capture.errors import CaptureError, DamagedIndexError, ManifestError, NotSt
 from capture.ingest.board import server_time
 from capture.ingest.source import stream_info
 from capture.maintenance.sweep import read_entries
+from capture.reading.remaining import read_direct_scope
 from capture.stores import Store
 from capture.verification.audit import HeadReaders, audit
 from capture.verification.explanation import Explained, explain
@@ -76,6 +77,8 @@ class Check:
     def sentence(self) -> str:
         """Return the verdict for people."""
         said = [self.verdict.sentence()]
+        if self.verdict.remaining:
+            said.append(f"{len(self.verdict.remaining):,} messages of the stream are not captured yet")
         if self.unacknowledged:
             said.append(f"{self.unacknowledged:,} newer messages are not acknowledged yet")
         if self.gone:
@@ -241,7 +244,8 @@ class Acknowledged:
     """The progress of capture at one time: messages up to `floor` are settled, and `waiting` later ones are not.
 
     `last` is the stream's last sequence, read earlier; `at` is the time in Unix seconds by the server's clock. `gone`:
-    capture has no consumer. Its progress is then the archive's record, if there is one.
+    capture's consumer does not exist. Its progress is then the archive's record, if there is one. `no_consumer`:
+    capture reads by direct gets, so the archive's set is the progress; messages before `start` are out of its scope.
     """
 
     last: int
@@ -251,6 +255,8 @@ class Acknowledged:
     delivered: int | None = None
     acks_delete: bool = False
     gone: bool = False
+    no_consumer: bool = False
+    start: int = 1
 
     @property
     def upto(self) -> int:
@@ -280,6 +286,10 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
         )
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
     states = await consumer_states(natty, config)
+    scope = None if states else await read_direct_scope(store, config.stream)
+    if scope or config.is_direct:
+        at, start = server_time(info), scope.start if scope else 1
+        return Acknowledged(last=last, floor=last, at=at, no_consumer=True, start=start)
     if not states:
         return Acknowledged(last=last, floor=last, at=server_time(info), acks_delete=acks_delete, gone=True)
     position = Position.of(states)
@@ -349,6 +359,8 @@ async def _read_report(natty: Natty, config: CaptureConfig, before: Acknowledged
         | recording.find_deleted(config.stream).within(1, first - 1),
         delivered=before.delivered,
         acks_delete=before.acks_delete,
+        unwanted=Sequences.from_range(1, before.start - 1),
+        no_consumer=before.no_consumer,
     )
 
 

@@ -15,14 +15,12 @@ from capture.config.consumers import consumer_names, consumer_states, consumers
 from capture.config.settings import CaptureConfig
 from capture.errors import NotStoredError, PurgeRefusedError
 from capture.ingest.source import stream_info
+from capture.reading.stream_times import find_first_since, read_present
 from capture.stores import Store
 from capture.verification.verdict import Holdings
-from natty import Batch, JetStreamError, Natty
-from natty.config.units import parse_time
-from natty.jetstream import NO_MESSAGE
+from natty import Batch, Natty
 from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
-from natty.streams import stream_state
 from natty.streams.contents import check_purge
 from natty.streams.listing import all_consumers, all_streams
 
@@ -125,17 +123,13 @@ async def take_stock(
 ) -> Stock:
     """Request everything that `plan_purge` needs from the server; `now` in Unix seconds. PurgeRefusedError."""
     stream, filters = config.stream, await find_purge_subjects(natty, config, store)
-    state = await stream_state(natty.jetstream, stream, deleted=True)
-    last = state["last_seq"]
-    present = Sequences.from_range(max(1, state["first_seq"]), last) - Sequences.from_iterable(
-        state.get("deleted") or []
-    )
+    present, last = await read_present(natty, stream)
     return Stock(
         present=present,
         ours=present & await _find_on_subjects(natty, stream, filters) if filters else present,
         filters=filters,
         floors={} if ignore_others else await _read_floors(natty, config, last),
-        young=await _find_first_since(natty, stream, present, now - margin.seconds) if margin.seconds else None,
+        young=await find_first_since(natty, stream, present, now - margin.seconds) if margin.seconds else None,
     )
 
 
@@ -195,30 +189,6 @@ async def _find_on_subjects(natty: Natty, stream: str, filters: tuple[str, ...])
             if isinstance(step, Batch):
                 found.append(Sequences.from_iterable(step.sequences))
     return Sequences.union_of(found)
-
-
-async def _find_first_since(natty: Natty, stream: str, present: Sequences, since: float) -> int | None:
-    """Return a sequence from which on all messages are younger than `since` (Unix seconds), and none before; or None.
-
-    Times grow with sequences, so this is a binary search.
-    """
-    if not present:
-        return None
-    low, high = present.first, present.last + 1
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            answer = await natty.jetstream.request(f"STREAM.MSG.GET.{stream}", {"seq": middle, "next_by_subj": ">"})
-        except JetStreamError as error:
-            if error.err_code != NO_MESSAGE:
-                raise
-            high = middle
-            continue
-        if parse_time(answer["message"]["time"]) >= since * 1e9:
-            high = middle
-        else:
-            low = answer["message"]["seq"] + 1
-    return low if low <= present.last else None
 
 
 # --- other readers ---------------------------------------------------------------------------------------------------

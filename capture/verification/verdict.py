@@ -23,7 +23,8 @@ class StreamReport:
     were deleted in the stream, below `first` too if that was recorded. `unwanted` were not to be captured (other
     subjects, before its start); for `doubtful` ones that can't be determined any more. `delivered` is the highest
     sequence that was ever delivered to capture, if known. `awaited` are acknowledged, and nodes may still store them.
-    `acks_delete`: the stream is a work queue, or has interest retention. Read `last` before the archive and the rest
+    `acks_delete`: the stream is a work queue, or has interest retention. `no_consumer`: capture reads all that the
+    archive does not hold, and `last` is the stream's. Read `last` before the archive and the rest
     after it: see `verification.check`.
     """
 
@@ -35,6 +36,7 @@ class StreamReport:
     delivered: int | None = None
     awaited: Sequences = field(default_factory=Sequences)
     acks_delete: bool = False
+    no_consumer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,9 @@ class Verdict:
 
     More classes are not faults: `removed` by the archive's own retention; `unwanted`, on subjects that are not captured
     or from before its start; `beyond`, the part of `stored` above the last compared sequence; `awaited`, which nodes
-    may still store. `unseen` is the part of `expired` that was provably gone before it could be delivered to capture,
-    `incomplete` the part of `undecodable` that is only in objects which do not keep messages whole.
+    may still store; `remaining`, which capture without a consumer has still to read or to store. `unseen` is the part
+    of `expired` that was provably gone before it could be delivered to capture, `incomplete` the part of `undecodable`
+    that is only in objects which do not keep messages whole.
     For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages. `waiting`
     are stored and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the
     gaps whose content can't be determined. If the archive is `unread`, all its sequences are unknown.
@@ -97,6 +100,7 @@ class Verdict:
     waiting: Sequences = field(default_factory=Sequences)
     beyond: Sequences = field(default_factory=Sequences)
     awaited: Sequences = field(default_factory=Sequences)
+    remaining: Sequences = field(default_factory=Sequences)
     duplicates: int = 0
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -172,7 +176,7 @@ class Verdict:
 
 COUNTED = (
     "stored", "undecodable", "deleted", "expired", "missing", "removed", "unwanted", "unseen", "unproven",
-    "unknown", "waiting", "beyond", "awaited",
+    "unknown", "waiting", "beyond", "awaited", "remaining",
 )  # fmt: skip
 """The sets of a verdict whose sizes are in its JSON."""
 
@@ -197,11 +201,13 @@ def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
     expired = ever - inside - deleted - ours
     unaccounted = inside - deleted - ours
     unseen = expired & _find_unseen(held, stream)
+    remaining = unaccounted - stream.unwanted if stream.no_consumer else Sequences()
     return Verdict(
         **_shared_fields(held),
         deleted=deleted,
         expired=expired,
-        missing=(unaccounted - stream.unwanted - stream.doubtful - stream.awaited) | held.lost,
+        missing=(unaccounted - stream.unwanted - stream.doubtful - stream.awaited - remaining) | held.lost,
+        remaining=remaining,
         awaited=(unaccounted & stream.awaited) - stream.unwanted - stream.doubtful,
         unwanted=unaccounted & stream.unwanted,
         unseen=unseen,

@@ -9,8 +9,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from capture.config.consumers import Position, consumer_states
 from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError
+from capture.reading.remaining import ArchivePosition, Remaining, read_direct_scope
+from capture.stores import Store
 from natty import ConsumerNotFoundError, Natty, NattyError
 from natty.config.units import NANOSECONDS, parse_time, write_count
 
@@ -24,7 +29,7 @@ class Backlog:
     `pending` messages are not delivered yet, `unacked` ones are not acknowledged. `oldest` is when the stream stored
     the first of all these (Unix seconds), None if there is none. On the subjects in `filters` everything is
     acknowledged up to sequence `acked`. The server delivers a message again that is not acknowledged for `ack_wait`
-    seconds.
+    seconds. Without a consumer, `remaining` are the messages that the archive does not hold.
     """
 
     pending: int
@@ -33,6 +38,7 @@ class Backlog:
     acked: int = 0
     filters: tuple[str, ...] = (">",)
     ack_wait: float = 0.0
+    remaining: Remaining | None = None
 
     @property
     def gets_all(self) -> bool:
@@ -62,6 +68,26 @@ async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") ->
         acked=position.floor,
         filters=tuple(filters),
         ack_wait=max(one["config"]["ack_wait"] for one in states) / NANOSECONDS,
+    )
+
+
+async def read_direct_backlog(natty: Natty, config: CaptureConfig, store: Store, stream: str = "") -> Backlog:
+    """Return what a capture without a consumer still has to store; default: of the configuration's stream.
+
+    Its `pending` messages are in the stream and not in the archive; `remaining` says which. NattyError; StoreError;
+    ManifestError.
+    """
+    config = msgspec.structs.replace(config, stream=stream or config.stream)
+    scope = await read_direct_scope(store, config.stream)
+    remaining = await ArchivePosition(natty, config, store).read(scope.start if scope else 1)
+    unread = remaining.unread
+    return Backlog(
+        pending=len(unread),
+        unacked=0,
+        oldest=await _read_stored_at(natty, config.stream, unread.first, ">") if unread else None,
+        acked=remaining.floor,
+        ack_wait=config.ack_wait,
+        remaining=remaining,
     )
 
 
@@ -111,7 +137,7 @@ async def summarise(
             continue
         try:
             left = await backlog()
-        except NattyError as error:
+        except (NattyError, CaptureError) as error:
             log.warning("the server does not report the backlog: %s", error, extra={"action": "summary"})
             continue
         done, seconds = Counter(stored), elapsed() - began

@@ -12,7 +12,7 @@ from capture.archive.scope import Asked, read_records
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState, server_time
-from capture.node.status.backlog import Backlog, read_backlog
+from capture.node.status.backlog import Backlog, read_backlog, read_direct_backlog
 from capture.stores import Store
 from natty import Natty, NattyError
 from natty.config.units import NANOSECONDS
@@ -124,7 +124,10 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
     StoreError; ManifestError if the recorded scope of a durable can't be read.
     """
     try:
-        backlog = await read_backlog(natty, config, stream)
+        direct = config.is_direct
+        backlog = await (
+            read_direct_backlog(natty, config, store, stream) if direct else read_backlog(natty, config, stream)
+        )
         info: dict[str, Any] = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     except NattyError as error:
         text = f"the capture progress of {stream} can't be determined: {error}"

@@ -1,0 +1,171 @@
+"""Capture without a consumer: the archive's exact set is the position, and batched direct gets read the rest."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import pytest
+from patient import NEVER, PATIENCE
+
+from capture import read_batches
+from capture.archive.sequences import Sequences
+from capture.config.load import load
+from capture.ingest.board import Board
+from capture.maintenance.sweep import read_entries
+from capture.reading.remaining import ArchivePosition
+from capture.stores import open_store
+from capture.verification.check import archive_picture, check
+
+DIRECT = {"source": "direct", "limits__max_age": 0.3}
+SMALL_CHUNKS = """
+import sys
+import capture.node.direct_source as source
+from capture.cli import main
+source.CHUNK, source.HAND_OVER = 100, 0.5
+sys.argv = ["capture", "--log-level", "info", "run", "--config", sys.argv[1], "--node-name", sys.argv[2]]
+main()
+"""
+
+
+def numbers(count, first=0):
+    return [json.dumps({"n": number}).encode() for number in range(first, first + count)]
+
+
+@pytest.fixture
+async def readable(fleet):
+    """A fleet whose stream allows direct gets."""
+    await fleet.natty.ensure_stream(fleet.stream, subjects=[f"{fleet.stream}.*"], allow_direct=True)
+    return fleet
+
+
+async def until_captured(fleet, config, within=PATIENCE):
+    """Wait until the archive holds all that the stream has."""
+    position = ArchivePosition(fleet.natty, load(config), open_store(str(load(config).store)))
+    async with asyncio.timeout(within):
+        while unread := (await position.read()).unread:
+            await asyncio.sleep(0.05)
+    return unread
+
+
+async def verify(fleet, config):
+    settings = load(config)
+    return await check(fleet.natty, settings, open_store(settings.store), deep=True)
+
+
+async def read_all(store):
+    """Return what readers see of each message, without what tells how it came."""
+    rows = []
+    async for batch in read_batches(str(store)):
+        rows += batch.drop_columns(["deliveries"]).to_pylist()
+    return rows
+
+
+async def stored_twice(store):
+    """Return the sequences that are in two blocks, of blocks that no leader has adopted."""
+    entries, unreadable = await read_entries(open_store(str(store)))
+    assert not unreadable
+    return Sequences.find_repeated([Sequences.from_bytes(one.sequences) for one in entries])
+
+
+async def test_a_node_without_a_consumer_stores_exactly_what_a_consumer_brings(readable):
+    fleet = readable
+    await fleet.publish(numbers(3000))
+    for number in range(50):
+        headers = {"Kind": ["a", "b"], "Nats-Msg-Id": [f"id-{number}"], "Empty": [""]} if number % 2 else None
+        await fleet.natty.publish(f"{fleet.stream}.odd", b"" if number % 3 else b"\x00\xff" * number, headers=headers)
+    for gone in (1, 7, 8, 1500, 3049):
+        await fleet.natty.jetstream.request(f"STREAM.MSG.DELETE.{fleet.stream}", {"seq": gone})
+    direct = fleet.configure("direct.toml", **DIRECT)
+    by_consumer = fleet.configure("consumer.toml", limits__max_age=0.3, store=str(fleet.folder / "other"), archive="x")
+    nodes = [fleet.start("direct", direct)]
+    await until_captured(fleet, direct)
+    assert not (await fleet.natty.jetstream.request(f"CONSUMER.LIST.{fleet.stream}"))["consumers"]
+    nodes.append(fleet.start("consumer", by_consumer))
+    await fleet.publish(numbers(500))  # both follow
+    await fleet.until_all_acked(3550)
+    await until_captured(fleet, direct)
+    assert [await fleet.stop(node) for node in nodes] == [0, 0]
+    found = await read_all(fleet.store)
+    assert len(found) == 3545
+    assert found == await read_all(fleet.folder / "other")
+    verdict = await verify(fleet, direct)
+    assert verdict.ok, verdict.sentence()
+    assert verdict.as_dict()["stored"] + verdict.as_dict()["undecodable"] == 3545
+    assert verdict.as_dict()["remaining"] == 0
+
+
+async def test_a_new_message_is_stored_soon(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT | {"limits__max_messages": 1})
+    fleet.start("node", config)
+    await fleet.publish(numbers(1))
+    await until_captured(fleet, config)
+    await asyncio.sleep(1.0)  # it asks rarely now
+    waits = []
+    for _ in range(10):
+        began = time.monotonic()
+        await fleet.publish(numbers(1))
+        await until_captured(fleet, config)
+        waits.append(time.monotonic() - began)
+    assert sorted(waits)[5] < 1.0, waits
+
+
+async def test_a_restarted_node_reads_what_is_not_stored_and_nothing_else(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT, candidates="none")  # no block is ever adopted
+    await fleet.publish(numbers(5000))
+    first = fleet.start("first", config)
+    await until_captured(fleet, config)
+    os.kill(first.pid, signal.SIGKILL)
+    await fleet.ended(first)
+    await fleet.publish(numbers(700))
+    second = fleet.start("second", config)
+    await until_captured(fleet, config)
+    assert await fleet.stop(second) == 0
+    assert "700 messages in" in fleet.log("second").read_text()
+    assert not await stored_twice(fleet.store)
+
+
+async def test_what_a_killed_node_had_read_is_read_again(readable):
+    fleet = readable
+    open_ones = fleet.configure(**DIRECT | {"limits__max_age": NEVER})
+    await fleet.publish(numbers(4000))
+    node = fleet.start("killed", open_ones)
+    board = Board(fleet.natty, fleet.stream)
+    async with asyncio.timeout(PATIENCE):
+        while sum(one.node.pending for one in (await board.read()).nodes) != 4000:
+            await asyncio.sleep(0.05)
+    os.kill(node.pid, signal.SIGKILL)
+    await fleet.ended(node)
+    config = fleet.configure(**DIRECT)
+    fleet.start("next", config)
+    await until_captured(fleet, config)
+    verdict = await verify(fleet, config)
+    assert verdict.ok, verdict.sentence()
+    assert verdict.as_dict()["stored"] == 4000
+
+
+async def test_several_nodes_read_other_chunks_and_take_over_those_of_a_killed_one(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT)
+    nodes = {name: fleet.start(name, config, script=SMALL_CHUNKS, arguments=[name]) for name in ("a", "b", "c")}
+    for name in nodes:
+        await fleet.said(name, "reads each 3. chunk")
+    published = 0
+    for victim in ("a", "b", ""):
+        for _ in range(20):
+            await fleet.publish(numbers(250))
+            published += 250
+            await asyncio.sleep(0.02)
+        if victim:
+            os.kill(nodes[victim].pid, signal.SIGKILL)
+    await until_captured(fleet, config)
+    assert await fleet.stop(nodes["c"]) == 0
+    picture = await archive_picture(fleet.natty, load(config), open_store(str(fleet.store)))
+    assert {block.node for block in picture.blocks} == {"a", "b", "c"}
+    verdict = await verify(fleet, config)
+    assert verdict.ok, verdict.sentence()
+    assert verdict.as_dict()["stored"] == published
+    assert [row["sequence"] for row in await read_all(fleet.store)] == list(range(1, published + 1))
