@@ -236,8 +236,8 @@ class DirectSource:
                     await self._store_open()
                 if wanted == self._wanted:
                     self._share = wanted
-                    text = "this node reads each %d. chunk of %d sequences of stream %s, from the %d. on"
-                    log.info(text, wanted.count, CHUNK, self._stream.name, wanted.place + 1)
+                    text = "this node reads part %d of %d of stream %s"
+                    log.info(text, wanted.place + 1, wanted.count, self._stream.name)
             else:
                 await wait_until_set(self._stop, TICK)
 

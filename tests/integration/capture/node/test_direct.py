@@ -29,6 +29,26 @@ main()
 """
 
 
+UNABLE = """
+import sys
+from pathlib import Path
+from capture.cli import main
+from capture.errors import StoreError
+from capture.stores import FileStore
+
+put, away = FileStore._put, Path(sys.argv[1]).with_name("away")
+
+def refuse(self, path, data, if_absent):
+    if path.startswith("blocks/") and away.exists():
+        raise StoreError("the store is away")
+    put(self, path, data, if_absent)
+
+FileStore._put = refuse
+sys.argv = ["capture", "--log-level", "info", "run", "--config", sys.argv[1], "--node-name", sys.argv[2]]
+main()
+"""
+
+
 def numbers(count, first=0):
     return [json.dumps({"n": number}).encode() for number in range(first, first + count)]
 
@@ -152,15 +172,17 @@ async def test_several_nodes_read_other_chunks_and_take_over_those_of_a_killed_o
     config = fleet.configure(**DIRECT)
     nodes = {name: fleet.start(name, config, script=SMALL_CHUNKS, arguments=[name]) for name in ("a", "b", "c")}
     for name in nodes:
-        await fleet.said(name, "reads each 3. chunk")
-    published = 0
-    for victim in ("a", "b", ""):
-        for _ in range(20):
+        await fleet.said(name, "of 3 of stream")
+    published, board = 0, Board(fleet.natty, fleet.stream)
+    for victim in ("a", "b"):
+        stored = {}
+        while not stored.get(victim):
             await fleet.publish(numbers(250))
             published += 250
-            await asyncio.sleep(0.02)
-        if victim:
-            os.kill(nodes[victim].pid, signal.SIGKILL)
+            stored = {one.node.node: one.node.stored.get("messages", 0) for one in (await board.read()).nodes}
+        os.kill(nodes[victim].pid, signal.SIGKILL)
+        await fleet.publish(numbers(250))
+        published += 250
     await until_captured(fleet, config)
     assert await fleet.stop(nodes["c"]) == 0
     picture = await archive_picture(fleet.natty, load(config), open_store(str(fleet.store)))
@@ -169,3 +191,107 @@ async def test_several_nodes_read_other_chunks_and_take_over_those_of_a_killed_o
     assert verdict.ok, verdict.sentence()
     assert verdict.as_dict()["stored"] == published
     assert [row["sequence"] for row in await read_all(fleet.store)] == list(range(1, published + 1))
+
+
+async def test_messages_that_could_not_be_stored_are_read_again(readable):
+    fleet = readable
+    away = fleet.folder / "away"
+    away.touch()
+    config = fleet.configure(**DIRECT, store_attempts=1)
+    node = fleet.start("node", config, script=UNABLE, arguments=["node"])
+    await fleet.publish(numbers(1000))
+    await fleet.said("node", "the store is away")
+    away.unlink()
+    await until_captured(fleet, config)
+    assert await fleet.stop(node) == 0
+    verdict = await verify(fleet, config)
+    assert verdict.ok, verdict.sentence()
+    assert verdict.as_dict()["stored"] == 1000
+
+
+async def test_messages_that_leave_the_stream_unread_are_counted_and_named(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT, ack_wait=1.0)
+    node = fleet.start("node", config)
+    await fleet.publish(numbers(10))
+    await until_captured(fleet, config)
+    board, limits = Board(fleet.natty, fleet.stream), {"max_msgs": 20, "discard": "old"}
+    await state_of(board, lambda stream: stream.held == 10 and stream.pending == 0)
+    await fleet.natty.ensure_stream(fleet.stream, **limits, allow_destructive=True)
+    await fleet.publish(numbers(20_000))
+    await until_captured(fleet, config)
+    found = await state_of(board, lambda stream: stream.gone and stream.gone + stream.held == 20_010)
+    assert found.pending == found.missing == 0
+    assert "max_msgs" in found.gone_because
+    assert await fleet.stop(node) == 0
+    assert "left it before a node stored them" in fleet.log("node").read_text()
+    verdict = await verify(fleet, config)
+    assert verdict.ok, verdict.sentence()
+    assert verdict.as_dict()["expired"] == found.gone
+    assert verdict.as_dict()["stored"] == found.held
+
+
+async def state_of(board, condition):
+    """Return the stream's state, as a sweep has published it, once it meets a condition."""
+    found = None
+    for _ in range(int(PATIENCE / 0.1)):
+        state = (await board.read()).state
+        if state and state.streams and condition(found := state.streams[0]):
+            return found
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"the stream's state: {found}")
+
+
+async def test_a_stream_that_is_made_again_is_not_read_into_the_archive(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT)
+    node = fleet.start("node", config)
+    await fleet.publish(numbers(10))
+    await until_captured(fleet, config)
+    await fleet.natty.jetstream.request(f"STREAM.DELETE.{fleet.stream}")
+    await fleet.natty.ensure_stream(fleet.stream, subjects=[f"{fleet.stream}.*"], allow_direct=True)
+    await fleet.publish(numbers(50))
+    assert await fleet.ended(node) == 1
+    assert "deleted" in fleet.log("node").read_text() or "another stream" in fleet.log("node").read_text()
+    assert len(await read_all(fleet.store)) == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"retention": "workqueue", "allow_direct": True}, "has retention workqueue"),
+        ({"allow_direct": False}, "set allow_direct"),
+    ],
+)
+async def test_a_stream_that_does_not_allow_it_is_refused(fleet, settings, sentence):
+    name = f"{fleet.stream}_other"
+    await fleet.natty.ensure_stream(name, subjects=[f"{name}.*"], **settings)
+    node = fleet.start("node", fleet.configure(**DIRECT, stream=name))
+    assert await fleet.ended(node) == 1
+    said = fleet.log("node").read_text()
+    assert sentence in said
+    assert 'source = "consumer"' in said
+    assert "Traceback" not in said
+
+
+async def test_a_start_is_recorded_once_and_another_one_is_refused(readable):
+    fleet = readable
+    await fleet.publish(numbers(100))
+    config = fleet.configure(**DIRECT, start="new")
+    node = fleet.start("node", config)
+    await fleet.said("node", "from sequence 101 on")
+    assert await fleet.stop(node) == 0
+    await fleet.publish(numbers(50))  # while no node runs
+    node = fleet.start("again", config)
+    store = open_store(str(fleet.store))
+    async with asyncio.timeout(PATIENCE):
+        while len((await ArchivePosition(fleet.natty, load(config), store).read()).unread) != 100:
+            await asyncio.sleep(0.05)
+    assert await fleet.stop(node) == 0
+    verdict = await verify(fleet, config)
+    assert verdict.ok, verdict.sentence()
+    assert verdict.as_dict()["stored"] == 50
+    assert verdict.as_dict()["unwanted"] == 100
+    node = fleet.start("other", fleet.configure(**DIRECT, start="all"))
+    assert await fleet.ended(node) == 1
+    assert "capture backfill" in fleet.log("other").read_text()
