@@ -27,7 +27,7 @@ from capture.node.moved_store import check_not_moved
 from capture.node.node import Node
 from capture.node.supervisor import Supervisor
 from capture.node.worker_reports import VARIABLE
-from capture.reading.remaining import ArchivePosition, Remaining, find_start
+from capture.reading.remaining import ArchivePosition, Remaining
 from capture.reading.stream_times import find_first_since, read_present
 from capture.stores import open_store
 from natty import Natty, NattyError
@@ -112,23 +112,26 @@ async def _prepare(natty: Natty, config: CaptureConfig, begin: str, end: str | N
     check_direct(natty, info)
     await check_not_moved(natty, store, config)
     await claim(store, config.name, stream, info["created"], config.signer())
-    first, last = await find_start(natty, stream, begin), int(info["state"]["last_seq"])
-    if end is not None and end.isdecimal():
-        last = min(last, int(end))
-    elif end is not None:
-        present, _ = await read_present(natty, stream)
-        after = await find_first_since(natty, stream, present, _read_time(end))
-        last = last if after is None else after - 1
+    last = int(info["state"]["last_seq"])
+    first = await _find(natty, stream, "--from", begin) or last + 1
+    if end is not None:
+        after = int(end) + 1 if end.isdecimal() else await _find(natty, stream, "--to", end)
+        last = min(last, (after or last + 1) - 1)
     if first > last:
         raise ConfigError(f"stream {stream} has no message from {begin} to {end or 'its end'}: it ends at {last:,}")
     return Reach(first, last, ends=True)
 
 
-def _read_time(text: str) -> float:
+async def _find(natty: Natty, stream: str, option: str, text: str) -> int | None:
+    """Return a sequence, or the first one that was stored at a time or later; None if none was."""
+    if text.isdecimal():
+        return max(1, int(text))
     try:
-        return parse_time(text) / 1e9
+        since = parse_time(text) / 1e9
     except ValueError as error:
-        raise ConfigError(f"--to must be a sequence or a time with its zone: {error}") from None
+        raise ConfigError(f"{option} must be a sequence or a time with its zone: {error}") from None
+    present, _ = await read_present(natty, stream)
+    return await find_first_since(natty, stream, present, since)
 
 
 async def _tell(position: ArchivePosition, reach: Reach, total: int, on_progress: Callable[[int, int], None]) -> None:
