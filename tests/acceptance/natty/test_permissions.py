@@ -42,6 +42,7 @@ ROLES = {
     "administrator": ("natty", "permissions", "administrator"),
     "node": ("capture", "permissions", "node", "--stream", "ORDERS"),
     "shared": ("capture", "permissions", "node", "--stream", "SHARED"),
+    "direct": ("capture", "permissions", "leader", "--stream", "PLAIN"),
     "leader": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "derivation": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "unaware": ("capture", "permissions", "leader", "--stream", "ORDERS"),
@@ -63,6 +64,8 @@ mode = "append"
 trigger = "stream"
 """
 """Added to the configuration of the role `derivation`: a leader that can also be elected to run pipelines."""
+WITHOUT_CONSUMER = {"CAPTURE_SOURCE": "direct", "CAPTURE_STREAM": "PLAIN", "CAPTURE_STORE": "plain"}
+"""The environment of the role `direct`: a leader that reads its stream by direct gets."""
 CONFIG = """
 stream = "ORDERS"
 store = "lake"
@@ -114,7 +117,12 @@ def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
     users = [f"{{user: root, password: {PASSWORD}}}"]
     (folder / "pipelines.toml").write_text(CONFIG + PIPELINE)
     with_pipelines = {"CAPTURE_CONFIG": str(folder / "pipelines.toml")}
-    environments = {"shared": IN_GROUP, "derivation": with_pipelines, "operator": with_pipelines}
+    environments = {
+        "shared": IN_GROUP,
+        "direct": WITHOUT_CONSUMER,
+        "derivation": with_pipelines,
+        "operator": with_pipelines,
+    }
     for role, (program, *words) in ROLES.items():
         done = CliRunner().invoke(APPS[program], words, env=environments.get(role, {}))
         assert done.exit_code == 0, done.output
@@ -130,7 +138,10 @@ def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
 async def prepared(natty):
     await natty.ensure_stream("ORDERS", subjects=["orders.*"], allow_batched=True)
     await natty.ensure_stream("LATER", subjects=["later.*", "schedules.LATER.>"], allow_msg_schedules=True)
+    await natty.ensure_stream("PLAIN", subjects=["plain.*"], allow_direct=True)
+    await natty.publish("plain.0", b"{}")
     await natty.election("any").prepare()
+    await vacated_archive(natty, "PLAIN")
     await vacated_archive(natty, "ORDERS")
     await natty.create_bucket("conf")
     await natty.create_bucket("capture_state")
@@ -370,6 +381,23 @@ def test_a_node_that_shares_the_stream_with_others(guarded):
     done = shell.finish(node)
     assert (done.status, time.monotonic() < deadline) == (0, True), done
     assert all("natty_leaders" in line for line in guarded.refused("shared"))  # it takes part in no election
+
+
+def test_a_node_without_a_consumer(guarded):
+    async def is_recorded(natty):
+        election = natty.election("capture.PLAIN")
+        return all([await election.last_commit(name) for name in ("manifest", "recording")])
+
+    shell = guarded.shell("direct")
+    shell.environment |= WITHOUT_CONSUMER
+    node = shell.start("capture", "run", "--node-name", "direct")
+    deadline, blocks = time.monotonic() + PATIENCE, guarded.folder / "plain" / "blocks"
+    while time.monotonic() < deadline and not ([*blocks.rglob("*.parquet")] and guarded.run("root", is_recorded)):
+        time.sleep(0.2)
+    node.send_signal(signal.SIGTERM)
+    done = shell.finish(node)
+    assert (done.status, time.monotonic() < deadline) == (0, True), done
+    assert guarded.refused("direct") == []
 
 
 @pytest.mark.long

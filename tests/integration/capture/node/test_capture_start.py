@@ -15,7 +15,7 @@ from stores_faults import Say
 from capture.config.load import load
 from capture.config.streams import each
 from capture.errors import NotStartedError, StoreUnreadableError
-from capture.node import node as capture_node
+from capture.node import intake
 from capture.node.metrics import serve
 from capture.node.node import Node
 from capture.node.nodes import Several
@@ -188,25 +188,25 @@ async def test_a_connection_that_is_lost_in_the_middle_of_the_start_is_waited_fo
             await natty_proxy.cut()
 
     def losing(name):
-        step = getattr(capture_node, name)
+        step = getattr(intake, name)
 
         async def then(*arguments):
             await lose(name)
             return await step(*arguments)
 
-        monkeypatch.setattr(capture_node, name, then)
+        monkeypatch.setattr(intake, name, then)
 
     steps = ["stream_info", "claim", "consumers", "prepare"]
     for name in steps:
         losing(name)
     source = "GroupSource" if grouped else "Source"
 
-    class Losing(getattr(capture_node, source)):
+    class Losing(getattr(intake, source)):
         async def __aenter__(self):
             await lose(source)
             return await super().__aenter__()
 
-    monkeypatch.setattr(capture_node, source, Losing)
+    monkeypatch.setattr(intake, source, Losing)
     given = {f"nats__{name}": value for name, value in (natty_proxy.options | {"timeout": 0.1}).items()}
     node = Node(load(fleet.configure(**EAGER, **given, group="g" if grouped else "")))
     await fleet.publish(orders(30), token=lambda number: str(number % 5))

@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from patient import NEVER, PATIENCE
+from patient import NEVER, PATIENCE, PATIENT
+from servers import old_server
 
 from capture import read_batches
 from capture.archive.sequences import Sequences
@@ -17,6 +18,9 @@ from capture.maintenance.sweep import read_entries
 from capture.reading.remaining import ArchivePosition
 from capture.stores import open_store
 from capture.verification.check import archive_picture, check
+from natty import Natty
+from natty.streams.mirror import Origin, create_mirror
+from natty.testing import NatsCluster, NatsServer
 
 DIRECT = {"source": "direct", "limits__max_age": 0.3}
 SMALL_CHUNKS = """
@@ -272,6 +276,41 @@ async def test_a_stream_that_does_not_allow_it_is_refused(fleet, settings, sente
     assert sentence in said
     assert 'source = "consumer"' in said
     assert "Traceback" not in said
+
+
+async def test_a_server_without_batched_direct_gets_is_refused_by_its_version(fleet, natty_tls, tmp_path):
+    with NatsServer(folder=tmp_path / "nats", tls_files=natty_tls, binary=old_server("2.10.25")) as server:
+        fleet.options = server.connect_options()
+        async with Natty(**fleet.options, **PATIENT) as natty:
+            await natty.ensure_stream(fleet.stream, subjects=[f"{fleet.stream}.*"], allow_direct=True)
+        node = fleet.start("node", fleet.configure(**DIRECT))
+        assert await fleet.ended(node) == 1
+    assert 'source = "direct" needs nats-server 2.11 or later, and this one is 2.10.25' in fleet.log("node").read_text()
+
+
+@pytest.mark.long
+async def test_a_replicated_stream_with_a_mirror_is_captured_exactly_while_its_servers_are_killed(fleet):
+    with NatsCluster() as cluster:
+        fleet.options = cluster.connect_options()
+        async with Natty(**fleet.options, **PATIENT) as natty:
+            fleet.natty, name = natty, fleet.stream
+            await natty.ensure_stream(name, subjects=[f"{name}.*"], num_replicas=3, allow_direct=True)
+            await create_mirror(natty.jetstream, f"{name}_copy", Origin(stream=name), {"mirror_direct": True})
+            config = fleet.configure(**DIRECT)
+            node = fleet.start("node", config)
+            try:
+                for round_ in range(3):
+                    await fleet.publish(numbers(3000))
+                    await asyncio.to_thread(cluster[round_].kill)
+                    await fleet.publish(numbers(3000))
+                    await asyncio.to_thread(cluster[round_].launch)
+                await until_captured(fleet, config, 2 * PATIENCE)
+                assert await fleet.stop(node) == 0
+            finally:
+                node.kill()
+            verdict = await verify(fleet, config)
+            assert verdict.ok, verdict.sentence()
+            assert [row["sequence"] for row in await read_all(fleet.store)] == list(range(1, 18_001))
 
 
 async def test_a_start_is_recorded_once_and_another_one_is_refused(readable):
