@@ -266,7 +266,7 @@ class DirectSource:
 
     async def _read_holes(self, wanted: Sequences) -> None:
         assert self._share is not None
-        for first, last in _join(wanted):
+        for first, last in join_runs(wanted):
             for start, end in self._share.pieces(first, last):
                 if self._is_to_look():
                     return
@@ -302,7 +302,7 @@ class DirectSource:
                     continue
                 await self._check()
                 position = batch.sequences[-1] + 1
-                await self._hand_over(batch if wanted is None else _select(batch, wanted))
+                await self._hand_over(batch if wanted is None else select_wanted(batch, wanted))
                 if self._stop.is_set() or self._wanted != self._share:
                     return position
         return last + 1 if direct.complete else position
@@ -327,7 +327,7 @@ class _Final(CaptureError):
     """The node can't continue: the stream is another one now."""
 
 
-def _join(wanted: Sequences) -> Iterator[tuple[int, int]]:
+def join_runs(wanted: Sequences) -> Iterator[tuple[int, int]]:
     """Yield the runs of a set; runs that are near to each other as one."""
     begin = end = 0
     for first, last in wanted.runs():
@@ -339,7 +339,7 @@ def _join(wanted: Sequences) -> Iterator[tuple[int, int]]:
         yield begin, end
 
 
-def _select(batch: Batch, wanted: Sequences) -> Batch:
+def select_wanted(batch: Batch, wanted: Sequences) -> Batch:
     """Return those messages of a batch that are wanted."""
     if not Sequences.from_iterable(batch.sequences) - wanted:
         return batch

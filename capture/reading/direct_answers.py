@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from capture.formats.envelope import FROM_HEADERS, SCHEMA, spread_header_columns, subject_columns
 from natty import Batch
-from natty.wire.ack import ack_subject
+from natty.wire.ack import ack_subjects
 from natty.wire.message import RawMessage
 
 _MARK = b"Nats-Stream: "
@@ -115,15 +115,13 @@ def make_batch(raw: Sequence[RawMessage], stream: str, last: int, *, blocks: Map
     """
     own, subjects, sequences, times = _split(raw, stream, last)
     _find_cut(own, sequences, blocks)
-    made = []
-    columns = zip(subjects.to_pylist(), sequences.to_pylist(), times.to_pylist(), own.to_pylist(), raw, strict=True)
-    for subject, sequence, time_ns, block, message in columns:
-        if (known := blocks.get(sequence)) is not None:
-            headers = known
-        else:
-            headers = b"" if block == _NO_HEADERS + _BREAK else block + _BREAK
-        made.append((subject, ack_subject(stream, CONSUMER, sequence, time_ns), headers, message[3]))
-    return Batch(made)
+    numbers, none = sequences.to_pylist(), _NO_HEADERS + _BREAK
+    headers = [b"" if block == none else block + _BREAK for block in own.to_pylist()]
+    if blocks:
+        headers = [blocks.get(number, block) for number, block in zip(numbers, headers, strict=True)]
+    replies = ack_subjects(stream, CONSUMER, numbers, times.to_pylist())
+    payloads = [message[3] for message in raw]
+    return Batch(list(zip(subjects.to_pylist(), replies, headers, payloads, strict=True)))
 
 
 def _split(raw: Sequence[RawMessage], stream: str, last: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:

@@ -7,6 +7,7 @@ account hash behind `$JS.ACK` (ADR-15).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
@@ -26,6 +27,12 @@ _read_numbers = msgspec.json.Decoder(list[int]).decode
 def ack_subject(stream: str, consumer: str, sequence: int, time_ns: int = 0, *, deliveries: int = 1) -> bytes:
     """Return the ack subject of a message that was not delivered, for code that handles it like a delivered one."""
     return b"%b%b.%b.%d.%d.0.%d.0" % (ACKS, stream.encode(), consumer.encode(), deliveries, sequence, time_ns)
+
+
+def ack_subjects(stream: str, consumer: str, sequences: Iterable[int], times_ns: Iterable[int]) -> list[bytes]:
+    """Return the ack subjects of messages that were not delivered, as if each was delivered once."""
+    head = b"%b%b.%b.1." % (ACKS, stream.encode(), consumer.encode())
+    return [b"%b%d.0.%d.0" % (head, sequence, at) for sequence, at in zip(sequences, times_ns, strict=True)]
 
 
 def ack_tokens(reply: bytes) -> list[bytes]:

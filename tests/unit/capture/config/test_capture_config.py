@@ -9,6 +9,7 @@ from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 from capture.config.load import NEEDED, gather_settings, load, read
 from capture.config.provenance import lines_of
 from capture.config.settings import CaptureConfig
+from capture.config.streams import each
 from capture.errors import ConfigError
 from capture.ingest.block import Limits
 from capture.maintenance.compaction_plan import Policy
@@ -311,3 +312,24 @@ def test_the_compactions_settings_reach_its_policy_and_its_schedule(file):
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"'soon' is not a cron expression.*compaction"):
         loaded(file, NAMED + '[compaction]\ncron = "soon"')
+
+
+@pytest.mark.parametrize("other", [{"group": "g"}, {"filter_subjects": ["a.b"]}, {"ack": "all"}])
+def test_settings_of_consumers_are_refused_without_a_consumer(other):
+    named = {"stream": "S", "store": "/lake", "source": "direct"}
+    (name,) = other
+    with pytest.raises(ConfigError, match=rf"{name} is for consumers: remove {name}, or write source = \"consumer\""):
+        load(None, named | other, environment={})
+
+
+def test_each_stream_has_its_own_source(tmp_path):
+    path = tmp_path / "capture.toml"
+    path.write_text('store = "/lake"\n[streams.A]\nsource = "direct"\n[streams.B]\nfilter_subjects = ["b"]\n')
+    assert [one.is_direct for one in each(load(path, {}, environment={}))] == [True, False]
+
+
+def test_without_a_consumer_blocks_may_be_open_for_longer_than_its_ack_wait():
+    named = {"stream": "S", "store": "/lake", "limits.max_age": 600.0, "ack_wait": 60.0}
+    assert load(None, named | {"source": "direct"}, environment={}).limits.max_age == 600
+    with pytest.raises(ConfigError, match="must be below the consumer's ack_wait"):
+        load(None, named, environment={})

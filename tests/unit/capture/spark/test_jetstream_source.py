@@ -14,7 +14,16 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA, to_records, to_table
 from capture.ingest.record import Records
-from capture.reading.direct_answers import Broken, Cut, Mirrored, is_message, list_sequences, of_answer, take_until
+from capture.reading.direct_answers import (
+    Broken,
+    Cut,
+    Mirrored,
+    is_message,
+    list_sequences,
+    make_batch,
+    of_answer,
+    take_until,
+)
 from capture.reading.stream_range import StreamFacts
 from capture.spark.jetstream import DefaultSource
 from capture.spark.jetstream.readers import ENVELOPE, list_columns
@@ -246,6 +255,7 @@ def test_an_answer_has_the_rows_that_its_messages_have_one_by_one(messages, colu
     )
     expected = to_table(records)
     assert of_answer(raw, "ORDERS", len(raw)).to_pylist() == expected.to_pylist()
+    assert to_table(Records.of(make_batch(raw, "ORDERS", len(raw)))).to_pylist() == expected.to_pylist()
     names = [name for name in SCHEMA.names if name == "sequence" or name in columns]
     some = of_answer(raw, "ORDERS", len(raw), columns)
     assert some.schema.names == names
@@ -275,6 +285,12 @@ def test_what_the_server_says_counts_and_not_what_a_message_without_an_end_of_it
     with pytest.raises(Cut) as error:
         of_answer(raw, "ORDERS", 12, blocks={3: blocks[3]})
     assert error.value.sequences == [7]
+    with pytest.raises(Cut):
+        make_batch(raw, "ORDERS", 12)
+    delivered = Records.of(make_batch(raw, "ORDERS", 12, blocks=blocks))
+    assert delivered.header_blocks == list(blocks.values())
+    assert delivered.sequences == [3, 7, 12]
+    assert (delivered.stream, delivered.deliveries) == ("ORDERS", [1, 1, 1])
     found = to_records(of_answer(raw, "ORDERS", 12, blocks=blocks))
     assert found.header_blocks == list(blocks.values())
     assert found.subjects == [b"orders.3", b"orders.7", b"orders.12"]

@@ -1,0 +1,46 @@
+"""Which sequences a node without a consumer reads, and by which requests."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capture.archive.sequences import MAXIMUM, Sequences
+from capture.node.direct_source import CHUNK, NEAR, Share, join_runs, select_wanted
+from natty import Batch
+from natty.wire.ack import ack_subjects
+
+SPANS = st.tuples(st.integers(1, 40 * CHUNK), st.integers(0, 20 * CHUNK)).map(lambda one: (one[0], one[0] + one[1]))
+
+
+@given(st.integers(1, 7), SPANS)
+def test_the_shares_of_all_nodes_are_the_range_and_each_sequence_is_in_one(count: int, span: tuple[int, int]) -> None:
+    shares = [[*Share(place, count).pieces(*span)] for place in range(count)]
+    assert all(pieces == sorted(pieces) for pieces in shares)
+    sets = [Sequences.from_range(*piece) for pieces in shares for piece in pieces]
+    assert Sequences.union_of(sets) == Sequences.from_range(*span)
+    assert sum(map(len, sets)) == span[1] - span[0] + 1
+
+
+def test_a_share_without_an_end_is_given_piece_by_piece() -> None:
+    found = [*islice(Share(1, 3).pieces(CHUNK + 5, MAXIMUM), 2)]
+    assert found == [(CHUNK + 5, 2 * CHUNK - 1), (4 * CHUNK, 5 * CHUNK - 1)]
+    assert next(Share(0, 1).pieces(17, MAXIMUM)) == (17, MAXIMUM)
+
+
+@given(st.sets(st.integers(1, 5000), max_size=40))
+def test_near_runs_are_read_by_one_request_and_distant_ones_by_their_own(wanted: set[int]) -> None:
+    runs = [*join_runs(Sequences.from_iterable(wanted))]
+    assert [one for one in sorted(wanted) if not any(first <= one <= last for first, last in runs)] == []
+    assert all(first in wanted and last in wanted for first, last in runs)
+    assert all(later[0] - earlier[1] > NEAR for earlier, later in pairwise(runs))
+
+
+def test_of_an_answer_only_the_wanted_messages_are_taken() -> None:
+    replies = ack_subjects("S", "direct", [3, 4, 9], [0, 0, 0])
+    batch = Batch([(b"s", reply, b"", b"") for reply in replies])
+    assert select_wanted(batch, Sequences.from_range(1, 9)) is batch
+    assert select_wanted(batch, Sequences.from_iterable([4, 5, 9])).sequences == [4, 9]
+    assert len(select_wanted(batch, Sequences.from_iterable([5]))) == 0
