@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.errors import AlreadyStoredError, CaptureError, OtherStoreError, SparkError, StoreError
 from capture.ingest.source import stream_info
+from capture.node.direct_source import check_direct
 from capture.node.moved_store import check_not_moved
 from capture.node.user_catalog import UserCatalog
 from capture.spark import class_data
@@ -149,11 +151,22 @@ async def _streams(config: CaptureConfig) -> list[Finding]:
     try:
         async with Natty(**config.nats) as natty:
             found = [await stream_info(natty, one.stream) for one in each(config)]
+            unfit = [*map(partial(_check_direct, natty), each(config), found)]
             moved = [one for one in [await _check_moved(natty, one) for one in each(config) if one.store] if one]
             server = await _server(natty, found)
     except (NattyError, CaptureError) as error:
         return [Finding("stream", Status.FAIL, str(error))]
-    return [*(Finding("stream", Status.OK, _describe(info)) for info in found), *moved, *server]
+    return [*(Finding("stream", Status.OK, _describe(info)) for info in found), *filter(None, unfit), *moved, *server]
+
+
+def _check_direct(natty: Natty, config: CaptureConfig, info: dict[str, Any]) -> Finding | None:
+    """Report if the stream is to be captured without a consumer, and does not allow that."""
+    try:
+        if config.is_direct:
+            check_direct(natty, info)
+    except (CaptureError, NattyError) as error:
+        return Finding("source", Status.FAIL, str(error))
+    return None
 
 
 async def _check_moved(natty: Natty, config: CaptureConfig) -> Finding | None:

@@ -57,6 +57,9 @@ def run(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
+    source: Annotated[
+        str | None, typer.Option(help="How messages are read: consumer, or direct (direct gets, without a consumer).")
+    ] = None,
     durable: Annotated[
         str | None, typer.Option(help="Durable consumer; nodes with the same one share the work.")
     ] = None,
@@ -98,6 +101,7 @@ def run(
     flags = {
         "stream": stream,
         "store": store,
+        "source": source,
         "durable": durable,
         "group": group,
         "member": member,
