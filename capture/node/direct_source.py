@@ -64,7 +64,7 @@ def check_direct(natty: Natty, info: Mapping[str, Any]) -> StreamFacts:
         )
     if not config.get("allow_direct"):
         raise ConfigError(
-            f"stream {name} does not allow direct gets: set allow_direct (nats stream edit {name} --allow-direct), or"
+            f"stream {name} does not allow direct gets: set allow_direct (natty stream edit {name} --allow-direct), or"
             ' write source = "consumer"'
         )
     return StreamFacts.of(info)

@@ -11,6 +11,7 @@ from patient import NEVER, PATIENCE, PATIENT
 from servers import old_server
 
 from capture import read_batches
+from capture.archive.manifest import entry_path
 from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.ingest.board import Board
@@ -23,11 +24,11 @@ from natty.streams.mirror import Origin, create_mirror
 from natty.testing import NatsCluster, NatsServer
 
 DIRECT = {"source": "direct", "limits__max_age": 0.3}
-SMALL_CHUNKS = """
+HASTY = """
 import sys
 import capture.node.direct_source as source
 from capture.cli import main
-source.CHUNK, source.HAND_OVER = 100, 0.5
+source.CHUNK, source.HAND_OVER, source.LOOK = 100, 0.5, 1.0
 sys.argv = ["capture", "--log-level", "info", "run", "--config", sys.argv[1], "--node-name", sys.argv[2]]
 main()
 """
@@ -174,7 +175,7 @@ async def test_what_a_killed_node_had_read_is_read_again(readable):
 async def test_several_nodes_read_other_chunks_and_take_over_those_of_a_killed_one(readable):
     fleet = readable
     config = fleet.configure(**DIRECT)
-    nodes = {name: fleet.start(name, config, script=SMALL_CHUNKS, arguments=[name]) for name in ("a", "b", "c")}
+    nodes = {name: fleet.start(name, config, script=HASTY, arguments=[name]) for name in ("a", "b", "c")}
     for name in nodes:
         await fleet.said(name, "of 3 of stream")
     published, board = 0, Board(fleet.natty, fleet.stream)
@@ -211,6 +212,21 @@ async def test_messages_that_could_not_be_stored_are_read_again(readable):
     verdict = await verify(fleet, config)
     assert verdict.ok, verdict.sentence()
     assert verdict.as_dict()["stored"] == 1000
+
+
+async def test_a_running_node_reads_again_what_the_archive_has_lost(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT, candidates="none")  # no block is ever adopted
+    node = fleet.start("node", config, script=HASTY, arguments=["node"])
+    await fleet.publish(numbers(300))
+    await until_captured(fleet, config)
+    store = open_store(str(fleet.store))
+    for entry in (await read_entries(store))[0]:
+        await store.delete(entry_path(entry.path))
+        await store.delete(entry.path)
+    assert len((await ArchivePosition(fleet.natty, load(config), store).read()).unread) == 300
+    await until_captured(fleet, config)
+    assert await fleet.stop(node) == 0
 
 
 async def test_messages_that_leave_the_stream_unread_are_counted_and_named(readable):
