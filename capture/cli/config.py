@@ -54,6 +54,7 @@ WIDEST = 40  # characters: longer values move their origin to the right
 _FLAGS = {
     "stream": "stream",
     "store": "store",
+    "source": "source",
     "durable": "durable",
     "group": "group",
     "member": "member",
@@ -144,11 +145,12 @@ def permissions(
     config: settings.Config = None,
     stream: settings.Stream = None,
     durable: Annotated[str | None, typer.Option(help="Name of the durable consumer.")] = None,
+    source: Annotated[str | None, typer.Option(help="How nodes read: consumer, or direct.")] = None,
     setup: Annotated[bool, typer.Option("--setup", help="Also permit the creation of missing buckets.")] = False,
     inbox: Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes.")] = INBOX,
 ) -> None:
     """Print the NATS permissions that a role needs, for the server's configuration. Does not connect."""
-    flags = {"stream": stream, "durable": durable}
+    flags = {"stream": stream, "durable": durable, "source": source}
     wanted, whole = (
         settings.archive(config, flags, {}, needs=("stream",)),
         settings.archive(config, flags, {}, needs=()),

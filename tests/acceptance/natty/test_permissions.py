@@ -42,7 +42,7 @@ ROLES = {
     "administrator": ("natty", "permissions", "administrator"),
     "node": ("capture", "permissions", "node", "--stream", "ORDERS"),
     "shared": ("capture", "permissions", "node", "--stream", "SHARED"),
-    "direct": ("capture", "permissions", "leader", "--stream", "PLAIN"),
+    "direct": ("capture", "permissions", "leader", "--stream", "PLAIN", "--source", "direct"),
     "leader": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "derivation": ("capture", "permissions", "leader", "--stream", "ORDERS"),
     "unaware": ("capture", "permissions", "leader", "--stream", "ORDERS"),
