@@ -52,8 +52,7 @@ _ERRORS: dict[int, type[JetStreamError]] = {
     IN_FLIGHT: WrongLastSequenceError,
 }
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
-SEND_AGAIN = 1.0  # seconds without an ack before a message with an id is sent again
-ASK_AGAIN = 1.0  # seconds: a server drops requests about streams without a leader, so they are repeated
+SEND_AGAIN, ASK_AGAIN = 1.0, 1.0  # seconds without an ack before a message with an id, or a question, is sent again
 UNKNOWN = ""  # the stream of a publish without an ack: subjects do not say
 _QUESTIONS = (
     "INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET.",
@@ -78,6 +77,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 class PubAnswer(PubAck, frozen=True):
     """An answer to a publish: an ack, or a refusal."""
+
     error: _Refusal | None = None
 
 

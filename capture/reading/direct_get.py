@@ -29,7 +29,7 @@ from capture.reading.direct_answers import (
 )
 from natty import Batch, Natty, NattyError, NotConnectedError, StreamNotFoundError
 from natty.wire.background import map_concurrently
-from natty.wire.message import Batch, RawMessage, parse_headers, status_of
+from natty.wire.message import RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
 REQUEST_BYTES = 8 * 1024 * 1024

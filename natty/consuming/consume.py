@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from natty.config.units import NANOSECONDS
@@ -72,7 +73,7 @@ class Consumption(RunsAsTask):
             jetstream, (stream, durable), durable, handler, options, on_fault=lambda fault: self._pull.stop()
         )
         if handler is not None:
-            self._pull.deliver = lambda batch, again: self._work.add(self._stint, batch.raw, again)
+            self._pull.deliver = partial(self._work.add, self._stint)
 
     def __repr__(self) -> str:
         work = self._work

@@ -40,7 +40,7 @@ DRAIN_TIMEOUT = 1.0  # seconds to wait for requested messages when no more are w
 DRAIN_QUIET = 0.02  # seconds without a message after which no more are expected
 PULL_ONLY = "natty reads from pull consumers; create one, or subscribe to that subject"
 
-Deliver = Callable[[Batch, int], None]
+Deliver = Callable[[list[RawMessage], int], None]
 """Receives messages as they arrive, and how many of them had been delivered before. It must not block."""
 
 
@@ -215,7 +215,7 @@ class Pull:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
-        self.deliver: Deliver = self._collect
+        self.deliver: Deliver | None = None
         self._fault: Exception | None = None  # of `deliver`
         self._arrived: list[Batch] = []
         self._wake = asyncio.Event()
@@ -337,10 +337,6 @@ class Pull:
     def keep_waiting(self) -> None:
         """Restart `ack_wait` of messages that are not yielded yet."""
         self.in_progress([reply for batch in self._arrived for reply in batch.replies])
-
-    def _collect(self, batch: Batch, again: int) -> None:
-        self._arrived.append(batch)
-        self._wake.set()
 
     async def _wait_for_arrival(self, healing: asyncio.Task[None]) -> None:
         """Wait for messages, a tick, a stop or a fault, or the end of `healing`."""
@@ -498,8 +494,12 @@ class Pull:
         counts.delivered_bytes += data.size
         counts.redelivered += again
         self._hear()
+        if self.deliver is None:
+            self._arrived.append(data)
+            self._wake.set()
+            return
         try:
-            self.deliver(data, again)
+            self.deliver(data.raw, again)
         except Exception as fault:
             self._fault = fault
             self._wake.set()

@@ -9,7 +9,7 @@ from listening import listening
 from patient import NEVER, PATIENCE, PATIENT, until
 
 from natty import ConnectError, Natty
-from natty.wire.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES
+from natty.wire.session import MAX_LINE_BYTES, MAX_MESSAGE_BYTES
 
 PLAIN = {"servers": None, "connect_timeout": PATIENCE, "timeout": PATIENCE, "ping_interval": NEVER}
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser as StockParser
 
-from natty.wire.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
+from natty.wire.session import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
 
 TOKEN = st.text("abcXYZ019_-$", min_size=1, max_size=8)
 SUBJECT = st.lists(TOKEN, min_size=1, max_size=4).map(lambda tokens: ".".join(tokens).encode())
