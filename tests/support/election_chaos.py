@@ -183,8 +183,8 @@ class Chaos:
                         await self.news.wait()
         return self
 
-    def _stored(self, messages):
-        for _, _, block, _ in messages:
+    def _stored(self, batch):
+        for block in batch.header_blocks:
             headers = parse_headers(block)
             sequence, token = int(headers["Nats-Sequence"][0]), int(headers["Natty-Token"][0])
             self.history.stored.append((self.history.lives, sequence, token))

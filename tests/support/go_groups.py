@@ -111,7 +111,7 @@ class Go:
     def pull(self, stream, consumer, *, pin="", expires=30, group="PCG", batch=500):
         """Open a pull as the library does; return the list to which raw messages are added as they arrive."""
         inbox, arrived = self.natty.connection.new_inbox(), []
-        self.natty.connection.subscribe(inbox.decode(), arrived.extend)
+        self.natty.connection.subscribe(inbox.decode(), lambda batch: arrived.extend(batch.raw))
         body = {"expires": expires * SECOND, "batch": batch, "idle_heartbeat": expires * SECOND // 2, "group": group}
         request = json.dumps(body | ({"id": pin} if pin else {})).encode()
         self.natty.connection.send(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", request, reply=inbox)

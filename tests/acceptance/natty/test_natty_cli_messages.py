@@ -207,8 +207,8 @@ def test_a_request_prints_the_answer(shell, natty_name, served):
     subject = natty_name("echo")
 
     async def answering(natty):
-        def echo(messages):
-            for _, reply, head, data in messages:
+        def echo(batch):
+            for _, reply, head, data in batch.raw:
                 natty.connection.send(reply, data.upper(), headers=head)
 
         natty.connection.subscribe(subject, echo)

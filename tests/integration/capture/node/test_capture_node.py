@@ -316,8 +316,8 @@ async def test_a_node_waits_for_a_server_that_does_not_answer_yet(fleet, natty):
     """As a cluster does while it elects the leaders of the stream and of the consumer."""
     asked = []
 
-    def answer_later(messages):
-        for subject, reply, headers, payload in messages:
+    def answer_later(batch):
+        for subject, reply, headers, payload in batch.raw:
             asked.append(subject)
             if len(asked) > 3:
                 natty.connection.send(subject.replace(b"LATE.API", b"$JS.API"), payload, reply=reply, headers=headers)

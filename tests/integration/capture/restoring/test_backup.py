@@ -27,7 +27,7 @@ async def backup(natty, stream, folder):
     folder.mkdir()
     arrived = asyncio.Queue()
     inbox = natty.connection.new_inbox().decode()
-    subscription = natty.connection.subscribe(inbox, lambda raws: [arrived.put_nowait(raw) for raw in raws])
+    subscription = natty.connection.subscribe(inbox, lambda batch: [arrived.put_nowait(raw) for raw in batch.raw])
     asked = {"deliver_subject": inbox, "chunk_size": CHUNK, "no_consumers": False}
     meta = await natty.jetstream.request(f"STREAM.SNAPSHOT.{stream}", asked)
     with (folder / DATA[0]).open("wb") as file:
@@ -127,7 +127,7 @@ async def acknowledged_in_gaps(natty, stream, name):
     await natty.ensure_consumer(stream, name, **settings)
     arrived = asyncio.Queue()
     inbox = natty.connection.new_inbox().decode()
-    subscription = natty.connection.subscribe(inbox, lambda raws: [arrived.put_nowait(raw) for raw in raws])
+    subscription = natty.connection.subscribe(inbox, lambda batch: [arrived.put_nowait(raw) for raw in batch.raw])
     asked = json.dumps({"batch": 20, "expires": 10**9, "group": "g"}).encode()
     natty.connection.send(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", asked, reply=inbox.encode())
     async with asyncio.timeout(PATIENCE):

@@ -15,7 +15,7 @@ from capture.reading import direct_get
 from capture.reading.direct_answers import list_sequences, take_until
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
-from natty import Natty
+from natty import Batch, Natty
 from natty.testing import NatsServer, ServerOptions
 
 
@@ -99,10 +99,11 @@ async def test_a_connection_that_is_lost_in_the_middle_costs_no_message(natty_pr
 async def test_an_answer_of_which_a_part_is_missing_is_asked_for_again(natty, stream, monkeypatch):
     whole, cut = direct_get.DirectGet._receive, []
 
-    def lossy(self, messages):
+    def lossy(self, batch):
+        messages = list(batch.raw)
         if len(cut) < 3 and len(messages) > 2:
             cut.append(messages.pop(1))
-        whole(self, messages)
+        whole(self, Batch(messages))
 
     monkeypatch.setattr(direct_get.DirectGet, "_receive", lossy)
     monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 7)

@@ -50,8 +50,8 @@ async def test_bytes_that_were_held_back_and_come_late_depose_nobody(nats_server
     name, bucket = place
     writers = []  # of the lease, as the server hears them: accepted or not
 
-    def heard(messages):
-        writers.extend(msgspec.json.decode(data)["id"] for *_, data in messages)
+    def heard(batch):
+        writers.extend(msgspec.json.decode(data)["id"] for data in batch.payloads)
 
     natty.connection.subscribe(f"$KV.{bucket}.{name}", heard)
     async with Holder(natty_proxy.options, name, bucket, "far") as far:
@@ -133,7 +133,7 @@ async def test_a_newcomer_keeps_the_distance_of_a_lease_from_what_is_not_there(
     """
     name, bucket = place
     stored = []
-    natty.connection.subscribe(f"el.obs.{bucket}.{name}", stored.extend)
+    natty.connection.subscribe(f"el.obs.{bucket}.{name}", lambda batch: stored.extend(batch.raw))
     async with Holder(natty_proxy.options, name, bucket, "far") as far:
         await until(lambda: far.terms)
         natty_proxy.half_open()

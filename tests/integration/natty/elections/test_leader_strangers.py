@@ -81,7 +81,7 @@ async def test_a_leader_answers_only_in_inboxes_and_does_nothing_for_who_wants_t
 async def test_nobody_is_asked_to_step_down_at_a_subject_that_is_no_inbox(node, name, addr):
     got = []
     if addr:
-        node.connection.subscribe(addr, got.extend)
+        node.connection.subscribe(addr, lambda batch: got.extend(batch.raw))
     held = Lease(id="stranger", inc="stranger", term=1, state="held", L=LONG, nonce="s", addr=addr)
     await node.bucket(BUCKET["bucket"]).put(name, msgspec.json.encode(held))
     with pytest.raises(NattyError, match=r"stranger can't be asked: its address .* is not below .* _INBOX"):
@@ -98,7 +98,7 @@ async def test_a_candidate_asks_no_holder_at_a_subject_that_is_no_inbox(node, na
         asked.append(action.addr)
 
     monkeypatch.setattr(driver.Driver, "_ask", noting)
-    node.connection.subscribe("orders.forged", got.extend)
+    node.connection.subscribe("orders.forged", lambda batch: got.extend(batch.raw))
     bucket = node.bucket(BUCKET["bucket"])
     held = Lease(id="s", inc="s", term=1, state="held", L=LONG, nonce="s", prio=9, addr="orders.forged")
     await bucket.put(name, msgspec.json.encode(held))
@@ -141,7 +141,7 @@ async def test_a_consumer_settles_nothing_on_a_subject_that_is_no_ack(node, stra
     await node.ensure_stream(stream, subjects=[f"{stream}.>"])
     await node.ensure_consumer(stream, "d")
     got, answered = [], []
-    node.connection.subscribe(target + ".>", answered.extend)
+    node.connection.subscribe(target + ".>", lambda batch: answered.extend(batch.raw))
 
     def handle(message):
         got.append(message.data)

@@ -20,10 +20,10 @@ def filters_of(group, *partitions):
 
 async def test_what_an_instance_sends_is_as_the_protocol_says(natty, group, notes):
     sent = {}
-    for subject in ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT"):
-        sent[subject] = []
-        natty.connection.subscribe(f"$JS.API.{subject}.{group.consumed_stream}.m1", sent[subject].extend)
-    natty.connection.subscribe(f"$JS.ACK.{group.consumed_stream}.m1.>", sent.setdefault("ACK", []).extend)
+    subjects = {name: f"$JS.API.{name}.{group.consumed_stream}.m1" for name in ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT")}
+    for name, subject in {**subjects, "ACK": f"$JS.ACK.{group.consumed_stream}.m1.>"}.items():
+        sent[name] = []
+        natty.connection.subscribe(subject, lambda batch, name=name: sent[name].extend(batch.raw))
     notes.gate.clear()
     await publish(natty, group.stream, range(1), keys=1)
     async with group.join("m1", notes.handler(), **QUICK) as m1:

@@ -316,9 +316,9 @@ async def test_keys_are_filtered_by_the_server(bucket, natty):
     assert await natty.keys(bucket.name, ">") == ["a", "a.1", "a.2.x", "b.1", "b.2"]
     received, answered = [], natty.connection._dispatch
 
-    def noted(sid, messages):
-        received.extend(messages)
-        answered(sid, messages)
+    def noted(sid, batch):
+        received.extend(batch.raw)
+        answered(sid, batch)
 
     natty.connection._session._parser._deliver = noted
     assert await bucket.keys("b") == ["b.1", "b.2"]

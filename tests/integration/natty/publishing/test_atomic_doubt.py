@@ -7,6 +7,7 @@ from patient import NEVER, PATIENCE, PATIENT, jump
 
 from natty import AtomicMessage, Natty, PublishError, WrongLastSequenceError
 from natty.publishing import atomic
+from natty.wire.message import Batch
 
 
 @pytest.fixture
@@ -101,10 +102,10 @@ async def test_a_commit_that_nobody_answers_is_sent_again_while_the_connection_s
     monkeypatch.setattr(atomic, "SEND_AGAIN", 0.2)
     deliver, dropped = far.connection._requests.deliver, []
 
-    def without_acks(messages):
-        kept = [raw for raw in messages if dropped or b'"batch"' not in raw[3]]
-        dropped.extend(raw for raw in messages if raw not in kept)
-        deliver(kept)
+    def without_acks(batch):
+        kept = [raw for raw in batch.raw if dropped or b'"batch"' not in raw[3]]
+        dropped.extend(raw for raw in batch.raw if raw not in kept)
+        deliver(Batch(kept))
 
     (requests,) = far.connection._subscriptions.values()
     requests.sink = without_acks

@@ -24,7 +24,7 @@ async def stream(natty, natty_name):
 def inbox(natty, subject):
     """Subscribe, and collect the payloads."""
     got = []
-    natty.connection.subscribe(subject, lambda raw: got.extend(one[3] for one in raw))
+    natty.connection.subscribe(subject, lambda batch: got.extend(batch.payloads))
     return got
 
 

@@ -116,9 +116,9 @@ def heard(natty):
     """Return a list to which the payloads that a client gets are added from now on."""
     payloads, dispatch = [], natty.connection._session._parser._deliver
 
-    def note(sid, messages):
-        payloads.extend(raw[3] for raw in messages)
-        dispatch(sid, messages)
+    def note(sid, batch):
+        payloads.extend(batch.payloads)
+        dispatch(sid, batch)
 
     natty.connection._session._parser._deliver = note
     return payloads

@@ -60,9 +60,9 @@ def answers(natty_commands, natty_name):
         heard = []
 
         async def listen(natty):
-            natty.connection.subscribe(f"$JS.ACK.{stream}.>", heard.extend)
-            natty.connection.subscribe(f"$JS.API.*.*.*.{stream}.>", heard.extend)
-            natty.connection.subscribe(f"$JS.API.*.*.{stream}.>", heard.extend)
+            natty.connection.subscribe(f"$JS.ACK.{stream}.>", lambda batch: heard.extend(batch.raw))
+            natty.connection.subscribe(f"$JS.API.*.*.*.{stream}.>", lambda batch: heard.extend(batch.raw))
+            natty.connection.subscribe(f"$JS.API.*.*.{stream}.>", lambda batch: heard.extend(batch.raw))
             await natty.connection.flush()
             done = await asyncio.to_thread(natty_commands, *words)
             await natty.connection.flush()
@@ -151,7 +151,7 @@ async def test_many_are_taken_by_a_request_for_each_lot(natty, natty_name):
     await filled(natty, name, LOT + 7)
     await natty.create_consumer(name, "c")
     requests = []
-    natty.connection.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.c", requests.extend)
+    natty.connection.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.c", lambda batch: requests.extend(batch.raw))
     found = [raw[3] async for batch in take(natty.jetstream, name, "c", LOT + 5, wait=PATIENCE) for raw in batch.raw]
     assert found == [b"%d" % number for number in range(LOT + 5)]
     await natty.connection.flush()
@@ -208,7 +208,7 @@ async def test_what_nobody_takes_any_more_is_handed_back(natty, natty_name):
     name, delivered = natty_name("LEFT"), []
     await filled(natty, name, 1)
     await natty.create_consumer(name, "c", ack_wait=NEVER)
-    spy = natty.connection.subscribe("_INBOX.>", delivered.extend)
+    spy = natty.connection.subscribe("_INBOX.>", lambda batch: delivered.extend(batch.raw))
     taking = take(natty.jetstream, name, "c", 9, wait=NEVER)
     (first,) = await anext(taking)
     first.ack()

@@ -14,8 +14,8 @@ async def deaf_at_first(natty, nats_server, monkeypatch):
     monkeypatch.setattr(jetstream, "ASK_AGAIN", 0.2)
     asked = []
 
-    def answer(messages):
-        for subject, reply, _, _ in messages:
+    def answer(batch):
+        for subject, reply, _, _ in batch.raw:
             asked.append(subject.decode())
             if asked.count(subject.decode()) > 1:
                 natty.connection.send(reply.decode(), json.dumps({"config": {}}).encode())

@@ -30,7 +30,7 @@ def events(natty):
 def inbox(natty, subject):
     """Subscribe, and collect the payloads."""
     got = []
-    natty.connection.subscribe(subject, lambda raw: got.extend(one[3] for one in raw))
+    natty.connection.subscribe(subject, lambda batch: got.extend(batch.payloads))
     return got
 
 
@@ -225,12 +225,12 @@ async def test_waiting_for_a_connection_counts_towards_the_timeout_of_a_request(
 async def test_what_is_in_flight_to_a_closed_subscription_goes_to_its_last_sink(natty_proxy, natty, natty_name):
     async with connected(natty_proxy.options) as reader:
         got, late, subject = [], [], natty_name("late")
-        subscription = reader.connection.subscribe(subject, got.extend)
+        subscription = reader.connection.subscribe(subject, lambda batch: got.extend(batch.raw))
         await reader.connection.flush()
         natty_proxy.hold()
         natty.connection.send(subject, b"in flight")
         await natty.connection.flush()
-        subscription.close(last=late.extend)
+        subscription.close(last=lambda batch: late.extend(batch.raw))
         natty_proxy.release()
         await until(lambda: late)
         await reader.connection.flush()
@@ -241,7 +241,7 @@ async def test_a_queue_group_shares_its_messages(natty, natty_name):
     subject = natty_name("queue")
     counts = [[], []]
     for got in counts:
-        natty.connection.subscribe(subject, got.extend, queue="group")
+        natty.connection.subscribe(subject, lambda batch, got=got: got.extend(batch.raw), queue="group")
     for _ in range(40):
         natty.connection.send(subject, b"")
     await natty.connection.flush()

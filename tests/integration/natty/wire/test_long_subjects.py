@@ -63,7 +63,7 @@ async def test_a_publisher_stores_the_messages_behind_a_subject_that_is_too_long
 
 async def test_the_longest_line_that_a_server_reads_is_sent(natty, natty_name, events):
     prefix, got = natty_name("longest"), []
-    natty.connection.subscribe(f"{prefix}.*", got.extend)
+    natty.connection.subscribe(f"{prefix}.*", lambda batch: got.extend(batch.raw))
     room = MAX_LINE - len("  1")
     longest = prefix + "." + "x" * (room - len(prefix) - 1)
     natty.connection.send(longest, b"1")

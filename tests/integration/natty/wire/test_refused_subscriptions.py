@@ -74,8 +74,8 @@ async def test_answers_arrive_again_when_the_inbox_is_permitted_again(guarded, c
 
 async def test_subscriptions_and_responders_work_again_when_they_are_permitted_again(guarded, client):
     got = []
-    client.connection.subscribe("news.>", lambda raw: got.extend(one[3] for one in raw))
-    client.connection.subscribe('odd"\\.>', lambda raw: got.extend(one[3] for one in raw))
+    client.connection.subscribe("news.>", lambda batch: got.extend(batch.payloads))
+    client.connection.subscribe('odd"\\.>', lambda batch: got.extend(batch.payloads))
     closed = client.connection.subscribe("news.closed", print)
 
     async def double(message):
