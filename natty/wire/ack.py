@@ -83,8 +83,11 @@ class Acks:
         if not replies or replies[0].count(b".") != 8:
             return None
         start = b".".join(replies[0].split(b".", 4)[:4]) + b"."
+        text = b".".join(replies)
+        if text.count(start) != len(replies):
+            return None
         try:
-            numbers = _read_numbers(b"[%b]" % b".".join(replies).replace(start, b"").replace(b".", b","))
+            numbers = _read_numbers(b"[%b]" % text.replace(start, b"").replace(b".", b","))
         except UNREADABLE:
             return None
         return numbers if len(numbers) == 5 * len(replies) else None

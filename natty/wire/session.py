@@ -45,7 +45,7 @@ class ProtocolError(ValueError):
 class Parser:
     """Splits what the socket brings into messages and control lines.
 
-    `feed` takes bytes as they come, cut anywhere. Messages go to `deliver(sid, batch)`, one call for each
+    `feed` takes bytes as they come, cut anywhere. Messages go to `deliver(sid, batch)`, one or two calls for each
     subscription and read; any other line goes to `control(line)`, after the messages before it, so that a PONG still
     says "all before me is delivered". Lines and announced sizes are bounded, and each byte is looked at a few times at
     most, however it is cut.
@@ -53,11 +53,9 @@ class Parser:
     """
 
     def __init__(self, deliver: Deliver, control: Control) -> None:
-        self._deliver = deliver
-        self._control = control
+        self._deliver, self._control = deliver, control
         self._chunks: list[bytes] = []
-        self._have = 0
-        self._need = 0
+        self._have = self._need = 0
         self._skipping = self._skipped = 0  # reads for which `_take_alike` is not tried, and how many are left of them
 
     def feed(self, data: bytes) -> None:
@@ -105,41 +103,43 @@ class Parser:
     def _split(self, buffer: bytes, position: int) -> tuple[int, int]:
         """Handle every whole operation from a position on; return (bytes taken, bytes needed before the next look)."""
         batches: dict[bytes, list[RawMessage]] = {}
-        current = b""
+        current: bytes | None = None
         append = list[RawMessage]().append  # replaced with the first message
         end, need, find = len(buffer), 0, buffer.find
-        while (line_end := find(b"\r\n", position)) >= 0:
-            kind = buffer[position]
-            start = line_end + 2
-            if kind != _MSG and kind != _HMSG:
-                self._flush(batches)
-                current = b""
-                self._control(buffer[position:line_end])
-                position = start
-                continue
-            words = buffer[position:line_end].split()
-            try:
-                body = start if kind == _MSG else start + int(words.pop(-2))
-                if len(words) == 5:
-                    _, subject, sid, reply, size = words
-                else:
-                    (_, subject, sid, size), reply = words, b""
-                stop = start + int(size)
-            except (ValueError, IndexError) as error:
-                raise ProtocolError(f"malformed message line {buffer[position:line_end][:_SHOWN]!r}") from error
-            if not start <= body <= stop:
-                raise ProtocolError(f"malformed message line {buffer[position:line_end][:_SHOWN]!r}")
-            if stop + 2 > end:
-                if stop - start > MAX_MESSAGE_BYTES:
-                    line = buffer[position:line_end][:_SHOWN]
-                    raise ProtocolError(f"a message of over {MAX_MESSAGE_BYTES} bytes is announced: {line!r}")
-                need = stop + 2 - position
-                break
-            if sid != current:  # a read brings mostly one subscription's messages
-                current, append = sid, batches.setdefault(sid, []).append
-            append((subject, reply, buffer[start:body], buffer[body:stop]))
-            position = stop + 2
-        self._flush(batches)
+        try:
+            while (line_end := find(b"\r\n", position)) >= 0:
+                kind = buffer[position]
+                start = line_end + 2
+                if kind != _MSG and kind != _HMSG:
+                    self._flush(batches)
+                    current = None
+                    self._control(buffer[position:line_end])
+                    position = start
+                    continue
+                words = buffer[position:line_end].split(b" ")  # a subject may have other blanks in it
+                try:
+                    body = start if kind == _MSG else start + int(words.pop(-2))
+                    if len(words) == 5:
+                        _, subject, sid, reply, size = words
+                    else:
+                        (_, subject, sid, size), reply = words, b""
+                    stop = start + int(size)
+                    if not start <= body <= stop:
+                        raise ValueError("its sizes contradict each other")
+                except (ValueError, IndexError) as error:
+                    raise ProtocolError(f"malformed message line {buffer[position:line_end][:_SHOWN]!r}") from error
+                if stop + 2 > end:
+                    if stop - start > MAX_MESSAGE_BYTES:
+                        line = buffer[position:line_end][:_SHOWN]
+                        raise ProtocolError(f"a message of over {MAX_MESSAGE_BYTES} bytes is announced: {line!r}")
+                    need = stop + 2 - position
+                    break
+                if sid != current:  # a read brings mostly one subscription's messages
+                    current, append = sid, batches.setdefault(sid, []).append
+                append((subject, reply, buffer[start:body], buffer[body:stop]))
+                position = stop + 2
+        finally:
+            self._flush(batches)
         return position, need
 
     def _flush(self, batches: dict[bytes, list[RawMessage]]) -> None:
@@ -158,14 +158,14 @@ def _split_alike(buffer: bytes) -> tuple[bytes, Batch, int] | None:
     are larger than ALIKE_BYTES, looking at each byte for a line break takes longer than cutting them out one by one.
     """
     start = buffer.find(b"\r\n") + 2
-    words = buffer[:start].split()
+    words = buffer[: start - 2].split(b" ")
     width, has_headers = len(words), words[:1] == [b"HMSG"]
-    if not (4 <= width <= 5 + has_headers and (has_headers or words[0] == b"MSG")) or len(words[-1]) > 3:
+    if not (4 <= width - has_headers <= 5 and (has_headers or words[0] == b"MSG")):
         return None
     try:
-        if int(words[-1]) > ALIKE_BYTES:
-            return None
         stride = 2 + (buffer.count(b"\r\n", start, start + int(words[-2])) if has_headers else 0)
+        if int(words[-1]) > ALIKE_BYTES or stride < 2 + has_headers:  # anything may stand where headers are announced
+            return None
         parts = buffer.split(b"\r\n")
         count = (len(parts) - 1) // stride
         rest = parts[count * stride :]

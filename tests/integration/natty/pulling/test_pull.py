@@ -369,3 +369,29 @@ async def test_what_deliver_raises_ends_the_run(natty, natty_name):
     pull.deliver = lambda messages, again: 1 / 0
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(pull.run(), PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [b"HPUB %b.x 5 10\r\nhelloworld\r\n", b"HPUB %b.x 1 6\r\n\r\nwrld\r\n", b"PUB %b.a\x0bb 5\r\nhello\r\n"],
+    ids=["headers without a line", "headers that end in a line break", "a vertical tab"],
+)
+async def test_what_a_stranger_has_published_does_not_stop_the_reading(natty, natty_name, strange):
+    """The server takes any bytes as headers, and any but blanks and line breaks in a subject."""
+    name = await fill(natty, natty_name("STRANGE"), 0, ack_wait=NEVER)
+    for place in range(600):
+        natty.connection._session._write(strange % name.encode())
+        if place % 200 == 0:
+            natty.connection.send(f"{name}.plain", b"%d" % place)
+            await natty.connection.flush()
+    natty.connection.send(f"{name}.plain", b"last")
+    await natty.connection.flush()
+    got, pull = [], natty.pull(name, "d")
+    async with asyncio.timeout(PATIENCE):
+        async for batch in pull:
+            got += batch.payloads
+            pull.finish(len(batch))
+            if got[-1] == b"last":
+                pull.stop()
+    assert (len(got), natty.connection.reconnects) == (604, 0)
+    assert [one for one in got if one.isdigit()] == [b"0", b"200", b"400"]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser as StockParser
 
+from natty.wire import session
 from natty.wire.session import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
 
 TOKEN = st.text("abcXYZ019_-$", min_size=1, max_size=8)
@@ -187,7 +188,10 @@ ODD = st.sampled_from(
         message(b"orders.1", b"12", b"r", b"NATS/1.0\r\nNats-Msg-Id: 1\r\nA: b\r\n\r\n", b"\r\n"),
         message(b"orders.1", b"12", b"r", b"NATS/1.0\r\nNats-Msg-Id: 1\r\nA: b", b"headers without an end"),
         message(b"orders.1", b"12", b"r", b"", b"x" * 2000),
-        b"MSG  orders.1 12\tr 003\r\nabc\r\n",
+        b"MSG orders.\t1 12 r 003\r\nabc\r\n",
+        message(b"orders.1", b"12", b"r", b"no line break", b"payload"),
+        message(b"orders.1", b"12", b"r", b"\r", b"\npayload"),
+        message(b"orders.\x0b1", b"12", b"r", b"", b"another blank"),
     ]
 )
 
@@ -207,6 +211,51 @@ def test_messages_among_others_that_are_not_alike_give_what_each_of_them_alone_g
     expected, expected_lines, _ = ours(made)
     assert sorted(messages, key=lambda found: found[0]) == sorted(expected, key=lambda found: found[0])
     assert lines == expected_lines
+
+
+FRAGMENTS = [b"a", b"\r", b"\n", b"\r\n", b" ", b"5", b"\x0b", b"\t", b"1", b",", b"MSG a 1 3\r\nabc\r\n"]
+BLOCK = st.one_of(
+    st.integers(0, 3).map(lambda lines: b"NATS/1.0\r\n" + b"K: 1\r\n" * lines + b"\r\n"),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=5).map(b"".join),
+)
+
+
+@st.composite
+def strange(draw):
+    """A message whose subject, sizes, headers and payload may be strange, mostly one that is right."""
+    subject = draw(st.sampled_from([b"a", b"b", b"a.b", b"MSG", b"1", b"a\x0bb", b"a\x0c7", b"a b"]))
+    head = draw(st.one_of(st.just(b""), BLOCK))
+    data = draw(
+        st.one_of(st.sampled_from([b"", b"hello", b"12345"]), st.lists(st.sampled_from(FRAGMENTS)).map(b"".join))
+    )
+    made = message(
+        subject, draw(st.sampled_from([b"1", b"1", b"2"])), draw(st.sampled_from([b"r", b"r", b""])), head, data
+    )
+    return made if draw(st.integers(0, 9)) else made.replace(b"5", b"4", 1)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(strange(), max_size=6), st.integers(1, 4), st.lists(st.integers(0, 400), max_size=2))
+def test_any_bytes_give_the_same_whether_messages_are_split_together_or_one_by_one(made, times, places):
+    chunks = cut(b"".join(made * times), places)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "LEAST_ALIKE", 0)
+        for together in (True, False):
+            if not together:
+                patch.setattr(Parser, "_take_alike", lambda self, buffer: 0)
+            seen = []
+            parser = Parser(
+                lambda sid, batch, seen=seen: seen.extend((sid, *raw) for raw in batch.raw),
+                lambda line, seen=seen: seen.append((b"", line)),
+            )
+            try:
+                for chunk in chunks:
+                    parser.feed(chunk)
+            except ProtocolError as error:
+                seen.append((b"", str(error)))
+            found.append(sorted(seen, key=lambda one: one[0]))  # order holds within a subscription
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("size", [b"+5", b"-5", b"5_0", b"x", b"99999999999999999999", b""])
