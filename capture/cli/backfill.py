@@ -21,6 +21,7 @@ from capture.cli.verify import show_progress
 from capture.config.settings import CaptureConfig
 from capture.config.workers import count_workers
 from capture.errors import CaptureError, ConfigError
+from capture.ingest.durable import is_sequence
 from capture.ingest.source import stream_info
 from capture.node.direct_source import Reach, check_direct
 from capture.node.moved_store import check_not_moved
@@ -111,25 +112,27 @@ async def _prepare(natty: Natty, config: CaptureConfig, begin: str, end: str | N
     info = await stream_info(natty, stream)
     check_direct(natty, info)
     await check_not_moved(natty, store, config)
-    await claim(store, config.name, stream, info["created"], config.signer())
-    last = int(info["state"]["last_seq"])
+    ending = last = int(info["state"]["last_seq"])
     first = await _find(natty, stream, "--from", begin) or last + 1
     if end is not None:
-        after = int(end) + 1 if end.isdecimal() else await _find(natty, stream, "--to", end)
-        last = min(last, (after or last + 1) - 1)
+        after = await _find(natty, stream, "--to", end)
+        last = min(last, last if after is None else after - (not is_sequence(end)))
     if first > last:
-        raise ConfigError(f"stream {stream} has no message from {begin} to {end or 'its end'}: it ends at {last:,}")
+        raise ConfigError(f"stream {stream} has no message from {begin} to {end or 'its end'}: it ends at {ending:,}")
+    await claim(store, config.name, stream, info["created"], config.signer())
     return Reach(first, last, ends=True)
 
 
 async def _find(natty: Natty, stream: str, option: str, text: str) -> int | None:
     """Return a sequence, or the first one that was stored at a time or later; None if none was."""
-    if text.isdecimal():
-        return max(1, int(text))
+    if is_sequence(text):
+        return int(text)
     try:
         since = parse_time(text) / 1e9
-    except ValueError as error:
-        raise ConfigError(f"{option} must be a sequence or a time with its zone: {error}") from None
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option} must be a sequence from 1 on, or a time with its zone as 2026-11-21T06:00:00Z, not {text[:40]!r}"
+        ) from None
     present, _ = await read_present(natty, stream)
     return await find_first_since(natty, stream, present, since)
 
@@ -161,10 +164,8 @@ def _conclude(config: CaptureConfig, reach: Reach, before: Remaining, after: Rem
         )
     stored = len(before.unread & after.stored)
     gone = len(before.unread - after.stored)
-    text = (
-        f"stored {write_count(stored, 'message')} {where} in {seconds:.0f} s; {len(before.stored & before.present):,}"
-    )
-    text += " were stored before"
+    known = len(before.stored & before.present)
+    text = f"stored {write_count(stored, 'message')} {where} in {seconds:.0f} s; {known:,} were stored before"
     if gone:
         text += f"; {gone:,} left the stream before they were read: they were deleted or expired"
     say(text)

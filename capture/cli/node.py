@@ -42,7 +42,8 @@ COLLECT_AFTER = 500_000, 50, 100
 FREED_BYTES = 64 << 20
 """Freed memory that the C library keeps for the next blocks: to take it from the system again costs page faults."""
 LARGEST_KEPT = 32 << 20  # bytes of an allocation that is kept; glibc allows no more
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+MOST_ARENAS = 2  # of the C library: each keeps freed memory of its own, and Python's lock lets few threads allocate
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 THREADS_END_WITHIN = 5.0  # seconds that threads may run after the node has ended
 
@@ -174,6 +175,7 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, FREED_BYTES)
         mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(_M_ARENA_MAX, MOST_ARENAS)
 
 
 def run_worker(

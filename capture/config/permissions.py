@@ -68,7 +68,7 @@ def _node(config: CaptureConfig) -> Permissions:
 
 def _direct(config: CaptureConfig) -> Permissions:
     """Return what a node without a consumer needs: direct gets, the archive's heads, its registration."""
-    keys = [direct_roster_key(config.name, ends=ends) for ends in (False, True)]
+    keys = [direct_roster_key(config.stream, config.name, named) for named in ("", "*")]
     own = tuple(f"$KV.{MEMBERS}.{key}.*" for key in keys)
     return _follower(config) + bucket_reader(MEMBERS) + Permissions(own)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import msgspec
 
 from capture.archive.manifest import quote_key
@@ -15,14 +17,21 @@ def each(config: CaptureConfig) -> list[CaptureConfig]:
     """Return the configuration of each archive: this one, or one for each of `streams`, or only that of `stream`.
 
     The archive of a stream is stored in `<store>/<stream>`, and has the stream's name, or `<archive>-<stream>`. It has
-    no pipelines: these are beside the archives. Raises ConfigError if `stream` is not one of `streams`.
+    no pipelines: these are beside the archives. Raises ConfigError if `stream` is not one of `streams`, or if two have
+    one archive.
     """
     tables = config.streams if isinstance(config.streams, dict) else {name: Own() for name in config.streams}
     if not tables:
         return [config]
     if config.stream and config.stream not in tables:
         raise ConfigError(f"stream {config.stream!r} is not one of streams: {', '.join(tables)}")
-    return [_of(config, name, tables[name]) for name in ([config.stream] if config.stream else tables)]
+    made = {name: _of(config, name, table) for name, table in tables.items()}
+    for name, other in combinations(made, 2):
+        if made[name].name == made[other].name:
+            raise ConfigError(
+                f"streams {name} and {other} have the same archive, {made[name].name}: each needs one of its own"
+            )
+    return [made[name] for name in ([config.stream] if config.stream else made)]
 
 
 def only(config: CaptureConfig) -> CaptureConfig:

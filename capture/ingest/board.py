@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from capture.archive.iceberg_state import CatalogState, FreshState, TableState
+from capture.ingest.keys import quote_name
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time
 from natty.errors import BadRecordError
@@ -320,8 +320,7 @@ class Board:
         return self._natty.bucket(BUCKET)
 
     def _key(self, node: str) -> str:
-        quoted = re.sub(r"[^-_a-zA-Z0-9]", lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), node)
-        return f"node.{self._archive}.{quoted}"
+        return f"node.{self._archive}.{quote_name(node)}"
 
     async def _read(self, key: str, kind: type[T], unreadable: list[str]) -> tuple[T, float] | None:
         """Return the value of a key, and when it was published (Unix seconds, server's clock); None if it was not."""

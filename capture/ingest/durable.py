@@ -69,13 +69,18 @@ def delivery(start: int | str) -> dict[str, Any]:
     if start in (ALL, NEW):
         return {"deliver_policy": start}
     text = str(start)
-    if re.fullmatch("[0-9]+", text, re.ASCII) and int(text) > 0:
+    if is_sequence(text):
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
     try:
         time = show_time(parse_time(text))  # in the server's spelling: the two are compared as text
     except ValueError:
         raise ConfigError(f"{STARTS}, not {start!r}") from None
     return {"deliver_policy": "by_start_time", "opt_start_time": time}
+
+
+def is_sequence(text: str) -> bool:
+    """Return whether this is the number of a message that a stream can have."""
+    return bool(re.fullmatch("[0-9]{1,18}", text, re.ASCII)) and int(text) > 0
 
 
 async def prepare(natty: Natty, store: Store, wanted: Durable) -> None:

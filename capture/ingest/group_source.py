@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence, Set
 from types import TracebackType
 from typing import Self
 
+from capture.ingest.keys import quote_name
 from capture.ingest.pinned_consumer import PinnedReader
 from capture.ingest.source import ENOUGH, GATHER, READ_AHEAD, TICK
 from natty import Batch, Natty
@@ -177,12 +178,13 @@ def roster_key(stream: str, group: str) -> str:
     return f"capture.{record_key(stream, group)}"
 
 
-def direct_roster_key(archive: str, *, ends: bool = False) -> str:
-    """Return the key below which nodes register that read a stream together without a consumer.
+def direct_roster_key(stream: str, archive: str, backfill: str = "") -> str:
+    """Return the key below which nodes register that read a stream into an archive together, without a consumer.
 
-    Those of a backfill, which `ends`, have a key of their own.
+    `backfill` names the sequences of a backfill: those with the same ones share the work.
     """
-    return f"capture.{'backfill' if ends else 'direct'}.{archive}"
+    names = f"{quote_name(stream)}.{quote_name(archive)}"
+    return f"capture.backfill.{names}.{backfill}" if backfill else f"capture.direct.{names}"
 
 
 def by_consumer(replies: list[bytes]) -> dict[str, list[bytes]]:

@@ -49,6 +49,11 @@ def key_text(key: Hashable) -> str:
     return FIELDS + text if text.startswith(FIELDS) else text
 
 
+def quote_name(name: str) -> str:
+    """Return a name as a part of the key of a bucket."""
+    return re.sub(r"[^-_a-zA-Z0-9]", lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), name)
+
+
 def _fields(key: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(key) and not isinstance(key, type):
         return {field.name: getattr(key, field.name) for field in dataclasses.fields(key)}

@@ -37,6 +37,7 @@ AHEAD = 2  # answers that wait for the pipeline
 SHORTEST_PAUSE = 0.02  # seconds between two requests that find nothing new; doubled up to LONGEST_PAUSE
 LONGEST_PAUSE = 0.25
 LOOK = 30.0  # seconds after which the archive's set is read again
+READ_FOR = 5.0  # or so many times the seconds that reading it took
 RETRY = 1.0  # seconds after a failure
 TTL = 5.0  # seconds after which a node without a sign of life counts as dead
 TOGETHER = 0.05  # seconds in which all nodes that come or go cause only one change
@@ -250,9 +251,11 @@ class DirectSource:
 
     async def _read_and_follow(self) -> None:
         """Read what the archive does not hold, then new messages, until the archive is to be read again."""
-        self._look_at = _now() + LOOK
+        self._look_at, began = math.inf, _now()
         before = self._stored
         remaining = await self._position.read(self._reach.first, self._reach.last)
+        took = _now() - began
+        self._look_at = min(self._look_at, _now() + max(LOOK, READ_FOR * took))
         self._stored -= before  # the archive holds these, or has lost them
         if self._reach.ends and not remaining.unread:
             await self._arrived.put(None)
@@ -266,7 +269,7 @@ class DirectSource:
 
     async def _read_holes(self, wanted: Sequences) -> None:
         assert self._share is not None
-        for first, last in join_runs(wanted):
+        for first, last in await asyncio.to_thread(list, join_runs(wanted)):
             for start, end in self._share.pieces(first, last):
                 if self._is_to_look():
                     return

@@ -63,8 +63,10 @@ class Intake:
         config = self._config
         if self._stream is not None and self._reach is not None:
             position = ArchivePosition(natty, config, self._store)
-            key = direct_roster_key(config.name, ends=self._reach.ends)
-            return DirectSource(natty, self._stream, position, self._reach, roster=key, seal=self._seal)
+            reach = self._reach
+            named = f"{reach.first}-{reach.last}" if reach.ends else ""
+            key = direct_roster_key(config.stream, config.name, named)
+            return DirectSource(natty, self._stream, position, reach, roster=key, seal=self._seal)
         if not config.group:
             together = config.ack == TOGETHER
             return Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=together)

@@ -7,7 +7,7 @@ import logging
 from contextlib import aclosing, suppress
 
 from natty.elections import clock
-from natty.errors import KeyNotFoundError, NattyError, RevisionConflictError
+from natty.errors import BucketNotFoundError, KeyNotFoundError, NattyError, RevisionConflictError
 from natty.groups.stint import DRIFT
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Gone, PictureComplete, create_bucket
@@ -56,6 +56,10 @@ class Roster:
                 self.valid_until = sent + self.ttl * (1 - DRIFT)
             except (KeyNotFoundError, RevisionConflictError):
                 with suppress(NattyError):
+                    await self.register()
+            except BucketNotFoundError:
+                with suppress(NattyError):
+                    await self.prepare()
                     await self.register()
             except NattyError as error:
                 logger.warning("%r: could not stay registered: %s", self, error, extra={"action": "registration"})

@@ -158,8 +158,12 @@ async def test_a_range_is_read_beside_a_consumer_and_only_that(old):
     ("settings", "options", "sentence"),
     [
         ({}, ["--from", "200000"], "has no message from 200000 to its end: it ends at 100,000"),
-        ({}, ["--from", "yesterday"], "--from must be a sequence or a time with its zone"),
-        ({}, ["--to", "2020-01-01"], "--to must be a sequence or a time with its zone"),
+        ({}, ["--from", "yesterday"], "--from must be a sequence from 1 on, or a time with its zone"),
+        ({}, ["--to", "2020-01-01"], "--to must be a sequence from 1 on, or a time with its zone"),
+        ({}, ["--from", "9" * 5000], "--from must be a sequence from 1 on, or a time with its zone"),
+        ({}, ["--from", "-5"], "--from must be a sequence from 1 on, or a time with its zone"),
+        ({}, ["--from", "2026-11-24T00:00:00+99:00"], "--from must be a sequence from 1 on, or a time with its zone"),
+        ({}, ["--from", "10", "--to", "5"], f"it ends at {SMALL:,}"),
         ({}, ["--to", "2020-01-01T00:00:00Z"], "has no message from 1 to 2020-01-01T00:00:00Z"),
         ({"filter_subjects": ["a.b"]}, [], "can't be used with filter_subjects"),
     ],
@@ -169,3 +173,11 @@ async def test_a_wrong_range_is_an_error_in_a_sentence(old, settings, options, s
     assert (status, out) == (1, "")
     assert sentence in err
     assert "Traceback" not in err
+
+
+async def test_backfills_of_different_ranges_do_not_wait_for_each_other(old):
+    config = old.configure(**SETTINGS)
+    half = SMALL // 2
+    runs = [Backfill(old, config, "--to", str(half)), Backfill(old, config, "--from", str(half + 1))]
+    assert [(await run.end())[0] for run in runs] == [0, 0]
+    assert await count_remaining(old, config) == 0

@@ -20,6 +20,7 @@ from capture.reading.remaining import ArchivePosition
 from capture.stores import open_store
 from capture.verification.check import archive_picture, check
 from natty import Natty
+from natty.groups.roster import MEMBERS_BUCKET
 from natty.streams.mirror import Origin, create_mirror
 from natty.testing import NatsCluster, NatsServer
 
@@ -350,3 +351,62 @@ async def test_a_start_is_recorded_once_and_another_one_is_refused(readable):
     node = fleet.start("other", fleet.configure(**DIRECT, start="all"))
     assert await fleet.ended(node) == 1
     assert "capture backfill" in fleet.log("other").read_text()
+
+
+async def test_nodes_of_two_streams_in_one_archive_leave_nothing_to_each_other(readable):
+    fleet, other = readable, f"{readable.stream}-B"
+    await fleet.natty.ensure_stream(other, subjects=[f"{other}.*"], allow_direct=True)
+    given = DIRECT | {"archive": f"{fleet.stream}-both"}
+    configs = [fleet.configure("a.toml", **given), fleet.configure("b.toml", **given, stream=other)]
+    nodes = [
+        fleet.start(name, config, script=HASTY, arguments=[name]) for name, config in zip("ab", configs, strict=True)
+    ]
+    await fleet.said("a", "this node reads part 1 of 1")
+    await fleet.said("b", "this node reads part 1 of 1")
+    await fleet.publish(numbers(1000))
+    for number in range(1000):
+        await fleet.natty.publish(f"{other}.x", b"%d" % number)
+    for config in configs:
+        await until_captured(fleet, config)
+    assert [await fleet.stop(node) for node in nodes] == [0, 0]
+
+
+async def test_a_node_registers_again_after_the_bucket_of_registrations_was_deleted(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT)
+    node = fleet.start("node", config)
+    await fleet.publish(numbers(10))
+    await until_captured(fleet, config)
+    await fleet.natty.delete_stream(f"KV_{MEMBERS_BUCKET}")
+    await fleet.publish(numbers(100))
+    await until_captured(fleet, config)
+    assert await fleet.stop(node) == 0
+
+
+SLOW = """
+import asyncio
+import sys
+import capture.node.direct_source as source
+from capture.cli import main
+from capture.reading.remaining import ArchivePosition
+source.LOOK, read = 0.2, ArchivePosition.read
+
+async def read_slowly(self, *where):
+    await asyncio.sleep(0.5)
+    return await read(self, *where)
+
+ArchivePosition.read = read_slowly
+sys.argv = ["capture", "--log-level", "info", "run", "--config", sys.argv[1], "--node-name", sys.argv[2]]
+main()
+"""
+
+
+async def test_a_position_that_takes_longer_to_read_than_it_holds_does_not_keep_a_node_from_reading(readable):
+    fleet = readable
+    await fleet.publish(numbers(1000))
+    config = fleet.configure(**DIRECT)
+    node = fleet.start("node", config, script=SLOW, arguments=["node"])
+    await until_captured(fleet, config)
+    await fleet.publish(numbers(10))
+    await until_captured(fleet, config)
+    assert await fleet.stop(node) == 0

@@ -12,6 +12,7 @@ from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.errors import ConfigError
 from capture.ingest.block import Limits
+from capture.ingest.durable import delivery
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.schedule import Schedule
 from capture.node.leader_rules import policy
@@ -333,3 +334,14 @@ def test_without_a_consumer_blocks_may_be_open_for_longer_than_its_ack_wait():
     assert load(None, named | {"source": "direct"}, environment={}).limits.max_age == 600
     with pytest.raises(ConfigError, match="must be below the consumer's ack_wait"):
         load(None, named, environment={})
+
+
+def test_two_streams_with_one_archive_are_refused(file: Path) -> None:
+    text = 'store = "s"\n[streams.A]\narchive = "x"\n[streams.B]\narchive = "x"\n'
+    assert "streams A and B have the same archive, x: each needs one of its own" in refused(file, text)
+
+
+@pytest.mark.parametrize("start", ["9" * 19, "9" * 5000, "0", "-1"])
+def test_a_start_that_no_stream_can_have_is_refused(start: str) -> None:
+    with pytest.raises(ConfigError, match="not "):
+        delivery(start)
