@@ -148,10 +148,13 @@ class Pipelines(Exposable, frozen=True, kw_only=True):
     `files` are the tables' files: the stream of a record is the pipeline, its key is `Unit.to_text`, and it names no
     sequences. `progress` has, for each table and each stream that it reads (`progress_of`), exactly the sequences whose
     messages the table has. `iceberg` is each table for other engines.
+
+    In format 1 no file has rows of several runs. A version that only knows format 1 would leave out rows of such files
+    for pipelines that read the table, so it has to refuse them.
     """
 
     FOLDER: ClassVar[str] = "_pipeline/"
-    FORMAT: ClassVar[int] = 1
+    FORMAT: ClassVar[int] = 2
     PAGES: ClassVar[str] = "_index/pipeline/"
     LIST: ClassVar[str] = "files"
 

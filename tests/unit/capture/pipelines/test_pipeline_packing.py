@@ -168,6 +168,28 @@ async def test_a_merge_that_fails_is_no_failure_of_the_run_and_is_tried_again_la
     await world.check()
 
 
+async def test_documents_of_format_1_are_read_and_a_version_that_only_knows_that_refuses_later_ones(
+    tmp_path, monkeypatch
+):
+    world = World(tmp_path, (ALL, COPY))
+    monkeypatch.setattr(Pipelines, "FORMAT", 1)
+    before = world.lead()
+    await world.store(range(1, 5))
+    assert await before() == {}
+    monkeypatch.undo()
+    assert (await chain.read(world.home, world.head.head, Pipelines)).format == 1
+    run = world.lead()
+    await world.store([5])
+    assert await run() == {}
+    await world.check()
+    assert (await chain.read(world.home, world.head.head, Pipelines)).format == 2
+    monkeypatch.setattr(Pipelines, "FORMAT", 1)
+    number = world.head.head.number
+    [said] = (await world.lead()()).values()
+    assert "has format 2; this version reads up to 1: use the version that wrote it" in said
+    assert world.head.head.number == number
+
+
 async def test_the_bytes_of_merged_files_are_counted(tmp_path):
     world = World(tmp_path, (ALL, SUMS))
     run = world.lead()
