@@ -64,6 +64,7 @@ class PipelineKeeper:
     failing: dict[str, str] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     _looked: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # when there was nothing new
+    _known_runner: PipelineRunner | None = field(default=None, init=False, repr=False)
     _names: set[str] = field(default_factory=set, init=False, repr=False)  # of the pipelines at the last look
 
     @property
@@ -141,7 +142,11 @@ class PipelineKeeper:
             await asyncio.sleep(LOOK)
 
     def _runner(self, leading: PipelineLeading, deriver: Deriver) -> PipelineRunner:
-        return PipelineRunner(leading, deriver, self.node, self.clock, self.counts)
+        """Return the runner of this term: it knows which merges of small files have failed."""
+        known = self._known_runner
+        if known is None or known.leading is not leading or known.deriver is not deriver:
+            known = self._known_runner = PipelineRunner(leading, deriver, self.node, self.clock, self.counts)
+        return known
 
     @contextlib.asynccontextmanager
     async def _keep_catalog(self, leading: PipelineLeading) -> AsyncIterator[None]:

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from capture.archive.manifest import Stored
 from capture.errors import CaptureError, FencedError, PipelineError, SparkError, StoreError
 from capture.maintenance.compaction_plan import new_name
 from capture.node.pipeline_packer import PipelinePacker
@@ -28,6 +29,8 @@ from natty.config.units import write_count
 
 RETRY, LONGEST_RETRY = 30.0, 3600.0
 """Seconds after a failed run until the next one; they double with each further failure."""
+PACK_LEAST = 2.0, 1.0
+"""Seconds for which small files are merged after a run, and after a batch, at the least."""
 FAST = 60.0
 """Seconds by which the clock of the last leader may have been ahead; a run that began later does not delay the next."""
 
@@ -77,6 +80,19 @@ class Troubles:
                 self.clear(what)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ran:
+    """A committed run: what it read, the files of the table now, and the tables that got files.
+
+    After it small files may be merged for `pack_seconds`.
+    """
+
+    gathered: Gathered
+    files: Sequence[Stored]
+    grown: Collection[str]
+    pack_seconds: float
+
+
 @dataclass
 class PipelineRunner:
     """Runs pipelines in a term, several at once, but one pipeline once at a time.
@@ -92,7 +108,7 @@ class PipelineRunner:
     packer: PipelinePacker = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.packer = PipelinePacker(self.leading, self.deriver, self.node, self.clock)
+        self.packer = PipelinePacker(self.leading, self.deriver, self.node, self.clock, self.counts)
 
     async def run(
         self,
@@ -127,7 +143,7 @@ class PipelineRunner:
         )
         try:
             with leading.run(began):
-                gathered = await self._compute(pipeline, table, run, choose_method(pipeline, others), gather)
+                ran = await self._compute(pipeline, table, run, choose_method(pipeline, others), gather)
         except (FencedError, LeadershipLostError):
             raise
         except Exception as error:
@@ -143,15 +159,15 @@ class PipelineRunner:
             plan = getattr(error, "plan", "")
             await self._record(pipeline.name, msgspec.structs.replace(table, asked=answered), run, plan)
             raise PipelineError(failure) from error
-        if gathered:
-            self.counts[pipeline.name]["bytes_packed"] += await self.packer.pack(pipeline)
+        if ran:
+            await self.packer.pack(pipeline, ran.files, ran.grown, seconds=ran.pack_seconds)
         elif asked:
             await leading.commit(Change(tables={pipeline.name: table}), self.clock())
-        return gathered
+        return ran.gathered if ran else None
 
     async def _compute(
         self, pipeline: Pipeline, table: PipelineTable, run: Run, method: Method, gather: Gather
-    ) -> Gathered | None:
+    ) -> _Ran | None:
         leading, anew = self.leading, run.why == "rerun"
         if table.number and table.definition != pipeline.definition and not anew:
             raise PipelineError(explain_change(pipeline.name))
@@ -196,7 +212,15 @@ class PipelineRunner:
             write_count(derived.rows_out, "row"),
             extra={"action": "pipeline_ran"},
         )
-        return gathered
+        gone = {one.path for one in change.gone}
+        came = [one for one in change.came if one.stream == pipeline.name]
+        least, least_of_batch = PACK_LEAST
+        return _Ran(
+            gathered=gathered,
+            files=[*(one for one in files if one.path not in gone), *came],
+            grown={one.stream for one in change.came},
+            pack_seconds=max(least_of_batch, pipeline.times().every / 2) if run.batches else max(least, run.took),
+        )
 
     def _count(self, name: str, run: Run) -> None:
         figures = {one: getattr(run, one) for one in ("rows_in", "rows_out", "bytes_in", "bytes_out")}

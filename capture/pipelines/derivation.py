@@ -171,7 +171,8 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True):
     """Small files to merge: each list in `packs` has files of one unit, which no other list has files of.
 
     `columns` and `partition` are those of the `table`. The merged files are written below `folder`, whose name nothing
-    else has; each row gets the number of its run, in the column `upkeep.SEQUENCE`.
+    else has; each row gets the number of its run, in the column `upkeep.SEQUENCE`. After so many `seconds` no further
+    file is begun.
     """
 
     table: str
@@ -180,12 +181,29 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True):
     columns: str
     partition: list[str] = []
     packs: list[list[Stored]] = []
+    seconds: float = 30.0
+
+
+class PackedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the small files of a `unit` (`Unit.to_text`): the files that `came` have the rows of those `gone`.
+
+    `gone` has paths, at least two or none. Files that are `large` when they are decoded stay as they are, and so do
+    `refused` ones: they are damaged, or are not files of such a table; each has its reason. If the merge has `failed`,
+    with this reason, it may be tried again.
+    """
+
+    unit: str
+    came: list[OutputFile] = []
+    gone: list[str] = []
+    large: list[str] = []
+    refused: dict[str, str] = {}
+    failed: str = ""
 
 
 class PackedFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The merged files, in any order."""
+    """What became of the first units of a `Packing`, in its order. For the others there was no time."""
 
-    came: list[OutputFile] = []
+    units: list[PackedUnit] = []
 
 
 class Rows(Protocol):
@@ -258,7 +276,10 @@ class Deriver(Protocol):
         ...
 
     async def pack(self, asked: Packing) -> PackedFiles:
-        """Merge small files. The table changes only when that is committed. PipelineError; SparkError if Spark ends."""
+        """Merge small files. The table changes only when that is committed. PipelineError; SparkError if Spark ends.
+
+        A call that is cancelled ends nothing else: the merge may go on until its seconds are over.
+        """
         ...
 
 

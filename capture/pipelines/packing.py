@@ -8,14 +8,14 @@ unit has fewer than FAN small files on each level, and a row is written again at
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import msgspec
 
 from capture.archive.manifest import Stored
 from capture.errors import PipelineError
 from capture.pipelines.commits import Change
-from capture.pipelines.derivation import OutputFile
+from capture.pipelines.derivation import PackedUnit
 from capture.pipelines.document import record_of
 
 FAN = 10
@@ -25,18 +25,18 @@ TARGET_BYTES = 64 << 20
 SMALL_BYTES = TARGET_BYTES // FAN
 """A file with as many bytes stays as it is."""
 MOST_FILES = 1_000
-"""Files that are merged after a run: they are opened one by one."""
+"""Files of one merge: they are opened one by one."""
 
 
-def plan(files: Iterable[Stored], rebuilt: int = 0) -> list[list[Stored]]:
+def plan(files: Iterable[Stored], rebuilt: int = 0, resting: Container[str] = ()) -> list[list[Stored]]:
     """Return lists of files to merge into one each, the longest first: of each unit one at the most.
 
-    Files of runs before `rebuilt` may have other columns, and stay. All lists together have at most MOST_FILES files
-    and TARGET_BYTES bytes; what is left over is merged after the next run.
+    Files of runs before `rebuilt` may have other columns, and stay, as do those of `resting` units. All lists together
+    have at most MOST_FILES files and TARGET_BYTES bytes; what is left over is for another merge.
     """
     levels: dict[tuple[str, int], list[Stored]] = defaultdict(list)
     for one in files:
-        if one.bytes < SMALL_BYTES and one.first >= rebuilt:
+        if one.bytes < SMALL_BYTES and one.first >= rebuilt and one.key not in resting:
             levels[one.key, len(str(one.count))].append(one)
     due = sorted((one for one in levels.values() if len(one) >= FAN), key=lambda one: (-len(one), one[0].key))
     found: dict[str, list[Stored]] = {}
@@ -59,24 +59,29 @@ def _take(files: Iterable[Stored], most: int, most_bytes: int) -> Iterator[Store
 
 
 def conclude(
-    name: str, packs: Sequence[Sequence[Stored]], came: Sequence[OutputFile], *, node: str, now: float
+    name: str, packs: Sequence[Sequence[Stored]], packed: Sequence[PackedUnit], *, node: str, now: float
 ) -> Change:
     """Return the commit that puts merged files into the place of small ones of the table `name`.
 
     PipelineError if they do not have as many rows of each unit: then nothing may be committed.
     """
-    units = {some[0].key: some for some in packs}
-    left = Counter({unit: sum(one.count for one in some) for unit, some in units.items()})
-    for one in came:
-        left[one.unit.to_text()] -= one.rows
+    small = {one.path: one for some in packs for one in some}
+    came: list[Stored] = []
+    gone: list[Stored] = []
+    left: Counter[str] = Counter()
+    for unit in packed:
+        some = [small[path] for path in unit.gone]
+        for each in some:
+            left[each.key] += each.count
+        for one in unit.came:
+            left[one.unit.to_text()] -= one.rows
+            first = min((each.first for each in some), default=0)
+            last = max((each.last for each in some), default=0)
+            record = record_of(one, name, last, node=node, stored_ns=int(now * 1e9))
+            came.append(msgspec.structs.replace(record, first=first))
+        gone += some
     if wrong := [f"{count:,} in {unit}" for unit, count in left.items() if count]:
         raise PipelineError(
             f"the merged files of {name} and the small ones differ by rows: {', '.join(wrong)}. Nothing was committed"
         )
-    records = []
-    for one in came:
-        some = units[one.unit.to_text()]
-        first, last = min(each.first for each in some), max(each.last for each in some)
-        record = record_of(one, name, last, node=node, stored_ns=int(now * 1e9))
-        records.append(msgspec.structs.replace(record, first=first))
-    return Change(tables={}, came=records, gone=[one for some in packs for one in some], same_rows=True)
+    return Change(tables={}, came=came, gone=gone, same_rows=True)

@@ -193,7 +193,7 @@ def conclude(
         partition=pipeline.partition,
         payload_schemas={**({} if gathered.anew else table.payload_schemas), **derived.payload_schemas},
         inputs={**table.inputs, **gathered.numbers},
-        rows=_count_rows(table, derived.came, gathered.anew) if pipeline.mode == "append" else None,
+        rows=_count_rows(table, files, derived.came, gathered.anew) if pipeline.mode == "append" else None,
         input_rows={**table.input_rows, **gathered.rows},
         streamed=run.why == STREAM or (table.streamed and not gathered.anew),
     ).with_run(run)
@@ -206,7 +206,7 @@ def conclude(
             number=before.number + 1,
             columns=derived.quarantine_columns or before.columns,
             rebuilt=before.number + 1 if gathered.anew else before.rebuilt,  # earlier rows may have other columns
-            rows=_count_rows(before, derived.quarantined, anew=False),
+            rows=_count_rows(before, None, derived.quarantined, anew=False),
         )
     progress = {progress_of(pipeline.name, stream): new for stream, new in gathered.new.items()}
     return Change(tables=tables, came=came, gone=gone, progress=progress, anew=list(progress) if gathered.anew else [])
@@ -218,9 +218,16 @@ def fail(table: PipelineTable, name: str, run: Run, error: str, plan: str = "") 
     return Change(tables={name: table.with_run(run)})
 
 
-def _count_rows(before: PipelineTable, came: Sequence[OutputFile], anew: bool) -> int | None:
-    """Return the rows of a table to which these files are added; None if it is not known how many it had."""
+def _count_rows(
+    before: PipelineTable, files: Sequence[Stored] | None, came: Sequence[OutputFile], anew: bool
+) -> int | None:
+    """Return the rows of a table to which the files that `came` are added; None if it is not known how many it had.
+
+    A version that did not count them has left the table: then the rows of its `files` are counted, if they are known.
+    """
     known = 0 if anew or not before.number else before.rows
+    if known is None and files is not None:
+        known = sum(one.count for one in files)
     return None if known is None else known + sum(one.rows for one in came)
 
 

@@ -114,14 +114,11 @@ class SparkDriver:
     async def pack(self, asked: Packing) -> PackedFiles:
         """Merge small files of a pipeline's table in the driver's process; return facts about the merged ones.
 
-        PipelineError if they can't be merged; SparkError if Spark ends. If it is cancelled, it kills the whole child.
+        PipelineError if none can be merged; SparkError if Spark ends. If it is cancelled, the driver stops by itself
+        when the seconds of the merge are over: other pipelines do not lose their runs.
         """
         whole = msgspec.structs.replace(asked, store=_absolute(asked.store))
-        try:
-            return await self._ask(Pack(packing=whole), PackedFiles)
-        except asyncio.CancelledError:
-            await self.kill()
-            raise
+        return await self._ask(Pack(packing=whole), PackedFiles)
 
     async def follow(self, asked: Following) -> None:
         """Start the pipeline's streaming query. It is replaced if there is one. SparkError if it does not start."""

@@ -56,7 +56,7 @@ def _evolve(table: pa.Schema, found: pa.Schema, fixed: set[str]) -> pa.Schema:
                 f"{one.name}, of its key or partition, is now {_say(one.type)} and was {_say(before)}, which changes"
                 " where rows are stored: compute the table again by `capture pipeline rerun`"
             )
-        if not _holds(after, one.type):
+        if not holds(after, one.type):
             raise PipelineError(
                 f"the column {one.name} is now {_say(one.type)} and was {_say(before)}: CAST it in the query, or"
                 " compute the table again by `capture pipeline rerun`"
@@ -64,16 +64,16 @@ def _evolve(table: pa.Schema, found: pa.Schema, fixed: set[str]) -> pa.Schema:
     return pa.schema(kept)
 
 
-def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
     """Return whether a column of the first type can have every value of the second."""
     types = pa.types
     if wide == narrow:
         return True
     if types.is_struct(wide) and types.is_struct(narrow):
         kinds = {one.name: one.type for one in wide}
-        return all(one.name in kinds and _holds(kinds[one.name], one.type) for one in narrow)
+        return all(one.name in kinds and holds(kinds[one.name], one.type) for one in narrow)
     if types.is_list(wide) and types.is_list(narrow):
-        return _holds(wide.value_type, narrow.value_type)
+        return holds(wide.value_type, narrow.value_type)
     if types.is_decimal(wide) and types.is_decimal(narrow):
         return bool(wide.scale == narrow.scale and wide.precision >= narrow.precision)
     return (wide, narrow) in {(pa.int64(), pa.int32()), (pa.float64(), pa.float32())}

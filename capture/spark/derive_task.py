@@ -115,10 +115,11 @@ def read_files(store_url: str, schema: pa.Schema, packed: Batches) -> Batches:
                 if hashlib.sha256(data).hexdigest() != one.sha256:
                     raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
                 for some in pq.ParquetFile(pa.BufferReader(data)).iter_batches(READ_ROWS):
-                    yield from _under(pa.Table.from_batches([some]), one, schema).combine_chunks().to_batches()
+                    yield from bring_under(pa.Table.from_batches([some]), one, schema).combine_chunks().to_batches()
 
 
-def _under(rows: pa.Table, one: TableFile, schema: pa.Schema) -> pa.Table:
+def bring_under(rows: pa.Table, one: TableFile, schema: pa.Schema) -> pa.Table:
+    """Return those rows of a file that count, under this schema; columns that the file does not have are null."""
     if one.order is not None:
         rows = _with(rows, SEQUENCE, pa.repeat(pa.scalar(one.order, pa.int64()), len(rows)))
     if one.after:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import io
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ from capture.maintenance.merge.schema_evolution import write_columns
 from capture.node.pipeline_keeper import PipelineKeeper
 from capture.pipelines.commits import PipelineLeading
 from capture.pipelines.definition import Pipeline
-from capture.pipelines.derivation import Derived, OutputFile, PackedFiles, Unit
+from capture.pipelines.derivation import Derived, OutputFile, PackedFiles, PackedUnit, Unit
 from capture.pipelines.document import Pipelines, file_of
 from capture.pipelines.upkeep import SEQUENCE
 from capture.stores import open_store
@@ -99,9 +100,16 @@ class ArrowDeriver:
             for one in (Sequences.from_text(part.given) if part.given else Sequences.from_bytes(part.stored.sequences))
         ] + (list(Sequences.from_text(given.held.given)) if given.held else [])
         if not asked.key:
-            table = pa.table({"sequence": sequences}, schema=ROW)
-            came = [await self._write(asked, Unit(), table)]
-            return Derived(came=came, columns=write_columns(ROW), rows_in=len(sequences), rows_out=len(sequences))
+            came, count = [], self._world.units
+            for unit in range(count):
+                table = pa.table({"sequence": [one for one in sequences if one % count == unit]}, schema=ROW)
+                if len(table):
+                    came.append(await self._write(asked, Unit(bucket=unit), table))
+            apart = msgspec.structs.replace(asked, folder=f"{asked.folder}bad-")
+            bad = [await self._write(apart, Unit(), table)] if self._world.quarantines else []
+            columns = write_columns(ROW)
+            figures = {"rows_in": len(sequences), "rows_out": len(sequences)}
+            return Derived(came=came, columns=columns, quarantined=bad, quarantine_columns=columns, **figures)
         touched = {one % 5 % asked.buckets for one in sequences}
         old = [one for one in asked.files if one.unit.bucket in touched]
         groups = {}
@@ -131,13 +139,21 @@ class ArrowDeriver:
         return Derived(came=came, columns=write_columns(ROW), rows_in=len(table), rows_out=len(table))
 
     async def pack(self, asked):
+        self._world.packings += 1
         if self._world.pack_with:
             raise self._world.pack_with
-        came = []
+        units = []
         for files in asked.packs:
+            unit = files[0].key
+            if why := self._world.pack_fails.get(unit):
+                units.append(PackedUnit(unit=unit, failed=why))
+                continue
+            refused = {one.path: why for one in files if (why := self._world.refused.get(one.path))}
+            files = [one for one in files if one.path not in refused]
             parts = [await read_numbered(self._store, one) for one in files]
-            came.append(await self._write(asked, Unit.from_text(files[0].key), pa.concat_tables(parts)))
-        return PackedFiles(came=came)
+            came = await self._write(asked, Unit.from_text(unit), pa.concat_tables(parts))
+            units.append(PackedUnit(unit=unit, came=[came], gone=[one.path for one in files], refused=refused))
+        return PackedFiles(units=units)
 
     async def _write(self, asked, unit, table):
         content = io.BytesIO()
@@ -181,7 +197,9 @@ class World:
         self.stored = set()
         self.requests = {}
         self.fail_with = self.pack_with = None
+        self.pack_fails, self.refused, self.packings = {}, {}, 0  # by unit, by path
         self.takes = 0.0
+        self.units, self.quarantines = 1, False
 
     def copy(self, folder):
         """Return this world as it is now, whose files were copied to another folder."""

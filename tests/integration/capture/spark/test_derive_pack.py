@@ -16,7 +16,6 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.snapshots import Operation
 
 from capture.archive.iceberg_state import Expiry, archive_location, folder
-from capture.errors import PipelineError
 from capture.iceberg import Exposer
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Packing
@@ -139,8 +138,9 @@ async def pack(driver, table, records):
         columns=table.columns,
         packs=[records],
     )
-    done = await driver.pack(asked)
-    return [row for one in done.came for row in pq.read_table(table.store / "_pipelines" / one.path).to_pylist()]
+    [done] = (await driver.pack(asked)).units
+    paths = [one.path for one in done.came]
+    return done, [row for one in paths for row in pq.read_table(table.store / "_pipelines" / one).to_pylist()]
 
 
 async def test_columns_that_came_later_are_null_in_earlier_rows_and_wider_types_hold_all(driver, store):
@@ -155,7 +155,8 @@ async def test_columns_that_came_later_are_null_in_earlier_rows_and_wider_types_
         body = {"n": number, "s": {"a": number, "b": "x"}, "l": [number, None], "more": "y"}
         done = await table.run([messages(store, f"m{number}", {number: body})])
         records += [record_of(one, "p", number) for one in done.came]
-    rows = await pack(driver, table, records)
+    done, rows = await pack(driver, table, records)
+    assert done.gone == [one.path for one in records]
     later = [number > 5 for number in range(1, 11)]
     assert [(one["sequence"], one["n"], one["l"], one["__sequence"]) for one in rows] == [
         (number, number, [number, None], number) for number in range(1, 11)
@@ -169,13 +170,28 @@ async def test_columns_that_came_later_are_null_in_earlier_rows_and_wider_types_
 async def test_a_small_file_that_was_changed_is_not_merged(driver, store):
     table = Table(driver, store, "SELECT sequence FROM S")
     records = []
-    for number in (1, 2):
+    for number in (1, 2, 3):
         done = await table.run([messages(store, f"m{number}", {number: {}})])
         records += [record_of(one, "p", number) for one in done.came]
     path = store / "_pipelines" / records[1].path
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(PipelineError, match=r"small files of p can't be merged: .* was changed"):
-        await pack(driver, table, records)
+    done, rows = await pack(driver, table, records)
+    assert [one["sequence"] for one in rows] == [1, 3]
+    assert done.gone == [records[0].path, records[2].path]
+    assert "was changed" in done.refused[records[1].path]
+
+
+async def test_a_merge_that_is_given_up_does_not_end_spark(driver, store):
+    table = Table(driver, store, "SELECT sequence FROM S")
+    done = await table.run([messages(store, "m", {1: {}})])
+    session, records = driver.session, [record_of(one, "p", 1) for one in done.came]
+    merging = asyncio.create_task(pack(driver, table, records * 2))
+    await asyncio.sleep(0)
+    merging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await merging
+    await driver.ping()
+    assert driver.session == session is not None
 
 
 class Struck:
