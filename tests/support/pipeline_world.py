@@ -140,6 +140,8 @@ class ArrowDeriver:
 
     async def pack(self, asked):
         self._world.packings += 1
+        if self._world.hangs:
+            await asyncio.Event().wait()
         if self._world.pack_with:
             raise self._world.pack_with
         units = []
@@ -199,7 +201,7 @@ class World:
         self.fail_with = self.pack_with = None
         self.pack_fails, self.refused, self.packings = {}, {}, 0  # by unit, by path
         self.takes = 0.0
-        self.units, self.quarantines = 1, False
+        self.units, self.quarantines, self.hangs = 1, False, False
 
     def copy(self, folder):
         """Return this world as it is now, whose files were copied to another folder."""

@@ -14,6 +14,7 @@ from pipeline_world import ALL, COPY, SUMS, World
 from capture.archive import chain
 from capture.archive.index.contents import load
 from capture.errors import PipelineError, SparkError
+from capture.node import pipeline_packer
 from capture.node.pipeline_packer import REST
 from capture.node.pipeline_requests import Request
 from capture.pipelines import packing
@@ -244,10 +245,11 @@ async def test_a_file_that_is_refused_stays_and_the_others_are_merged(tmp_path, 
     assert caplog.text.count("was changed: this file of every is not merged with others") == 1
 
 
-@pytest.mark.parametrize(
-    "fault", [PipelineError("away"), SparkError("it has ended"), ValueError("ours"), KeyError("x")]
-)
-async def test_whatever_fails_in_a_merge_the_run_is_committed_and_the_quarantine_is_merged(tmp_path, caplog, fault):
+FAULTS = [PipelineError("away"), SparkError("it has ended"), ValueError("ours"), KeyError("x"), TimeoutError()]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+async def test_whatever_fails_in_a_merge_the_run_is_committed_and_the_quarantine_is_tried(tmp_path, caplog, fault):
     world = World(tmp_path, (ALL,))
     world.quarantines = True
     run = world.lead()
@@ -261,6 +263,20 @@ async def test_whatever_fails_in_a_merge_the_run_is_committed_and_the_quarantine
     assert len(files) == FAN
     assert world.packings == 2  # of its quarantine, too
     assert "they stay for now" in caplog.text
+
+
+async def test_a_merge_without_an_answer_is_given_up(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(pipeline_packer, "LIMIT", 0.0)
+    monkeypatch.setattr(pipeline_packer, "PATIENCE", 0.0)
+    world = World(tmp_path, (ALL,))
+    run = world.lead()
+    world.hangs = True
+    for sequence in range(1, FAN + 2):
+        await world.store([sequence])
+        assert await run() == {}
+    assert world.packings == 1
+    await world.check()
+    assert caplog.text.count("the merge of small files of every had no result after 0 s; they stay for now") == 1
 
 
 async def test_merges_follow_each_other_while_any_is_due_and_there_is_time(tmp_path, monkeypatch):
