@@ -26,6 +26,8 @@ from capture.stores import open_store
 
 GROUP_ROWS, GROUP_BYTES = 256 * 1024, 32 << 20
 """Rows that are written at a time, and together decoded by readers: so many, or of so many bytes in memory."""
+LAST_FILE = 5.0
+"""Seconds that the last file may take after the time of the merge: otherwise its unit is given up."""
 LARGE_BYTES = TARGET_BYTES // 2
 """A file that has more bytes without its compression is not small. The files of a unit have at most TARGET_BYTES."""
 
@@ -106,6 +108,8 @@ class _Reading:
         left = TARGET_BYTES
         with closing(fetch_blocking(self._store, files)) as found:
             for one, data in found:
+                if len(unit.taken) > 1 and now() >= self._ends:
+                    return  # the others are for another merge
                 self._check_time()
                 try:
                     file = self._open(one, data)
@@ -124,7 +128,7 @@ class _Reading:
                 width = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
                 most = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, width)))
                 for batch in file.iter_batches(most, use_threads=False):
-                    self._check_time()
+                    self._check_time(LAST_FILE)
                     yield bring_under(pa.Table.from_batches([batch]), numbered_file(one), self._columns)
 
     def _open(self, one: Stored, data: bytes) -> pq.ParquetFile:
@@ -143,8 +147,8 @@ class _Reading:
                 raise FormatError(f"{one.path} has the column {name} of type {found}, and its table of {kind}")
         return file
 
-    def _check_time(self) -> None:
-        if now() >= self._ends:
+    def _check_time(self, more: float = 0.0) -> None:
+        if now() >= self._ends + more:
             raise _Late
 
 

@@ -172,21 +172,24 @@ def test_a_merge_holds_few_of_the_rows_that_it_reads(files, monkeypatch):
     assert max(held) < 32 * MIB
 
 
-def test_when_the_time_is_over_the_units_that_are_merged_are_reported(files, monkeypatch):
+def test_when_the_time_is_over_what_was_read_is_merged_and_no_further_file_is_begun(files, monkeypatch):
     packs = [files.few(part=part) for part in "abc"]
-    now = 0.0
-    monkeypatch.setattr(derive_pack, "now", lambda: now)
-    read = derive_pack.bring_under
+    seconds, read = 0.0, derive_pack.bring_under
 
     def read_slowly(*args):
-        nonlocal now
-        now += 2.0
+        nonlocal seconds
+        seconds += 2.0
         return read(*args)
 
+    monkeypatch.setattr(derive_pack, "now", lambda: seconds)
     monkeypatch.setattr(derive_pack, "bring_under", read_slowly)
-    [first] = files.pack(*packs, seconds=10)
+    first, second = files.pack(*packs, seconds=10)
     assert first.gone == paths(packs[0])
-    assert [row["part"] for row in files.read(first)] == ["a"] * 3
-    now = 0.0
-    [first] = files.pack(*packs, seconds=3)
-    assert (first.came, first.failed) == ([], "it took longer than 3 s")
+    assert second.gone == paths(packs[1][:2])
+    assert [row["part"] for row in files.read(first) + files.read(second)] == ["a"] * 3 + ["b"] * 2
+    [first] = files.pack(*packs, seconds=8)
+    assert first.gone == paths(packs[0])
+    [first] = files.pack(*packs, seconds=1)
+    assert (first.came, first.gone, first.failed) == ([], [], "it took longer than 1 s")
+    [first] = files.pack([*packs[0], files.wide(30 * MIB, rows=500)], seconds=7)
+    assert (first.came, first.gone, first.failed) == ([], [], "it took longer than 7 s")
