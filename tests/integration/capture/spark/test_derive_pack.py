@@ -211,6 +211,7 @@ class Struck:
         for one in pids:
             os.kill(one, signal.SIGKILL if self._after else signal.SIGSTOP)
         if self._after:
+            await self._driver.kill()  # the next leader's Spark is another one: wait for the end of this
             raise Killed
         merging = asyncio.create_task(self._driver.pack(asked))
         await asyncio.sleep(0)
