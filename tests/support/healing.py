@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections import defaultdict
 
 import pytest
@@ -36,6 +37,7 @@ class Ignored:
 
 CONTENT = "time_ns", "subject", "header_block", "payload"
 HELD = 10  # messages that are delivered to a node that dies with them
+TRIES = 10
 
 
 @pytest.fixture
@@ -56,9 +58,10 @@ def configured(fleet):
     return configure
 
 
-async def publish(fleet, numbers):
+async def publish(fleet, numbers, expiring=()):
     for number in numbers:
-        await fleet.natty.publish(f"{fleet.stream}.s{number}", json.dumps({"n": number}).encode(), headers={"A": "b"})
+        headers = {"Nats-TTL": "2s"} if number in expiring else {"A": "b"}
+        await fleet.natty.publish(f"{fleet.stream}.s{number}", json.dumps({"n": number}).encode(), headers=headers)
 
 
 async def die_with(fleet, count):
@@ -174,11 +177,35 @@ async def check_rows(fleet, path, *, healed):
     assert {sequence for sequence, some in stored.items() if any(not times for times, _ in some)} == healed
 
 
-async def forgotten(fleet, start_beside, path, how="purge"):
-    """Take messages like a dead node, remove one, and let two nodes capture the rest; return the nodes."""
-    await publish(fleet, range(1, COUNT + 1))
-    await die_with(fleet, HELD)
-    await remove(fleet, how, HELD)
+async def lose(fleet, configured, how="purge", *, stored=(), expiring=(), other=False, **settings):
+    """Have a node take the first messages and die, and one of them removed; return the path of the configuration.
+
+    After a purge or a rollup the server takes the others for acknowledged as soon as the next one is, except in about
+    one of some hundred streams: such a stream is made again, and so is its archive. The dead node has stored the
+    messages `stored`; those in `expiring` have a TTL of 2 s; with `other`, another consumer is interested in them.
+    """
+    for _ in range(TRIES):
+        path = await configured(**settings)
+        if other:
+            await fleet.natty.ensure_consumer(fleet.stream, "other")
+        dying = asyncio.create_task(die_with(fleet, HELD))  # each is delivered at once, before it expires
+        await publish(fleet, range(1, COUNT + 1), expiring)
+        await dying
+        if stored:
+            await stored_by_the_dead(fleet, load(path, environment={}), stored)
+        await remove(fleet, how, HELD)
+        if how not in ("purge", "rollup") or (await fleet.consumer())["ack_floor"]["consumer_seq"] == HELD:
+            return path
+        stream = (await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}"))["config"]
+        await fleet.natty.jetstream.request(f"STREAM.DELETE.{fleet.stream}")
+        await fleet.natty.jetstream.request(f"STREAM.CREATE.{fleet.stream}", stream)
+        shutil.rmtree(fleet.store)
+    raise AssertionError(f"the server has forgotten nothing in {TRIES} streams")
+
+
+async def forgotten(fleet, configured, start_beside, how="purge", **settings):
+    """`lose` messages and let two nodes capture the rest; return the path of the configuration, and the nodes."""
+    path = await lose(fleet, configured, how, **settings)
     nodes = [start_beside(path), start_beside(path)]
     await passed(fleet, how)
-    return nodes
+    return path, nodes

@@ -13,15 +13,14 @@ from healing import (
     HELD,
     SHORT,
     check_rows,
-    die_with,
     forgotten,
     is_captured,
+    lose,
     passed,
     publish,
     published_state,
     remove,
     rows,
-    stored_by_the_dead,
     stream_copy,
     stream_state,
 )
@@ -40,10 +39,7 @@ from natty import LeadershipLostError
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["purge", "rollup", "delete", "none"])
 async def test_what_is_removed_between_delivery_and_storing_takes_no_other_message_with_it(fleet, configured, how):
-    path = await configured()
-    await publish(fleet, range(1, COUNT + 1))
-    await die_with(fleet, HELD)
-    await remove(fleet, how, HELD)
+    path = await lose(fleet, configured, how)
     nodes = [fleet.start(name, path) for name in ("node-1", "node-2")]
     await passed(fleet, how)
     found = await is_captured(fleet, path)
@@ -59,8 +55,7 @@ async def test_what_is_removed_between_delivery_and_storing_takes_no_other_messa
 async def test_messages_that_a_purge_made_the_server_forget_are_stored_by_the_sweep(
     fleet, configured, start_beside, caplog
 ):
-    path = await configured()
-    nodes = await forgotten(fleet, start_beside, path)
+    path, nodes = await forgotten(fleet, configured, start_beside)
     found = await is_captured(fleet, path)
     assert found.sentence().endswith("nothing is missing")
     for node in nodes:
@@ -75,11 +70,8 @@ async def test_messages_that_a_purge_made_the_server_forget_are_stored_by_the_sw
 async def test_until_the_sweep_has_stored_them_verify_neither_calls_them_missing_nor_says_that_all_is_well(
     fleet, configured, start_beside
 ):
-    path = await configured(ack_wait=NEVER)
+    path = await lose(fleet, configured, "rollup", ack_wait=NEVER)
     config = load(path, environment={})
-    await publish(fleet, range(1, COUNT + 1))
-    await die_with(fleet, HELD)
-    await remove(fleet, "rollup", HELD)
     node = start_beside(path)
     await fleet.until(lambda one: one["num_pending"] == 0 and one["ack_floor"]["stream_seq"] >= COUNT)
     found = await check(fleet.natty, config, open_store(config.store))
@@ -100,8 +92,8 @@ async def test_encrypted_and_signed_archives_are_healed_like_others(fleet, confi
     signing.write_text(f"s1:{base64.b64encode(bytes(range(32))).decode()}\n")
     for file in (keys, signing):
         file.chmod(0o600)
-    path = await configured(encrypt=True, key_file=str(keys), signing_key_file=str(signing), format="ndjson")
-    await forgotten(fleet, start_beside, path, "rollup")
+    settings = {"encrypt": True, "key_file": str(keys), "signing_key_file": str(signing), "format": "ndjson"}
+    path, _ = await forgotten(fleet, configured, start_beside, "rollup", **settings)
     await is_captured(fleet, path)
     await check_rows(fleet, path, healed=set(range(1, HELD)))
 
@@ -111,17 +103,8 @@ async def test_a_work_queue_lets_go_of_healed_messages_and_of_stored_ones_that_i
 ):
     await fleet.natty.jetstream.request(f"STREAM.DELETE.{fleet.stream}")
     await fleet.natty.ensure_stream(fleet.stream, subjects=[f"{fleet.stream}.*"], retention="workqueue")
-    path = await configured()
-    config = load(path, environment={})
-    await publish(fleet, range(1, COUNT + 1))
+    path = await lose(fleet, configured, stored=[1, 2])
     copy = await stream_copy(fleet)
-    pulled, pull = [], fleet.natty.pull(fleet.stream, "capture", max_messages=HELD)
-    async for batch in pull:
-        pulled += batch.raw
-        if len(pulled) >= HELD:
-            pull.stop()
-    await stored_by_the_dead(fleet, config, [1, 2])  # and not acknowledged
-    await remove(fleet, "purge", HELD)
     start_beside(path)
     await fleet.until(lambda one: one["num_pending"] == 0 and one["ack_floor"]["stream_seq"] >= COUNT)
     await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=SHORT, allow_destructive=True)
@@ -132,9 +115,7 @@ async def test_a_work_queue_lets_go_of_healed_messages_and_of_stored_ones_that_i
     assert len(found.verdict.stored) == COUNT - 1
     stored = await rows(path)
     assert {sequence for sequence, some in stored.items() if any(not times for times, _ in some)} == set(range(3, HELD))
-    assert {sequence: content for sequence, [(_, content)] in stored.items()} == {
-        sequence: content for sequence, content in copy.items() if sequence != HELD
-    }
+    assert {sequence: content for sequence, [(_, content)] in stored.items()} == copy
     assert f"deleted 2 messages from the work queue {fleet.stream}" in caplog.text
 
 
@@ -229,8 +210,7 @@ async def test_where_a_direct_get_does_not_say_a_subject_the_remedy_does(fleet, 
 
 @pytest.mark.long
 async def test_two_leaders_who_heal_at_once_store_each_message_once_for_readers(fleet, configured, start_beside):
-    path = await configured()
-    nodes = await forgotten(fleet, start_beside, path)
+    path, nodes = await forgotten(fleet, configured, start_beside)
     await is_captured(fleet, path)
     progress = await read_progress(fleet.natty, nodes[0].node.store, fleet.stream, nodes[0].node.config)
     for _ in range(2):  # of leaders who don't know of each other, nor of the first one
@@ -243,8 +223,7 @@ async def test_two_leaders_who_heal_at_once_store_each_message_once_for_readers(
 
 
 async def test_a_leader_whose_term_is_over_reads_and_stores_nothing_more(fleet, configured, start_beside):
-    path = await configured()
-    [first, _] = await forgotten(fleet, start_beside, path)
+    path, [first, _] = await forgotten(fleet, configured, start_beside)
     progress = await read_progress(fleet.natty, first.node.store, fleet.stream, first.node.config)
 
     def over():

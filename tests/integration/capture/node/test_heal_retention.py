@@ -8,13 +8,10 @@ from healing import (
     COUNT,
     HELD,
     SHORT,
-    die_with,
     is_captured,
-    publish,
+    lose,
     published_state,
-    remove,
     rows,
-    stored_by_the_dead,
     stream_copy,
     stream_state,
 )
@@ -61,27 +58,19 @@ async def is_published(fleet, condition):
     return state
 
 
-async def is_awaited(fleet, path, start_beside):
+async def is_awaited(fleet, configured, start_beside, **how):
     """Have nine messages forgotten, and a leader that has seen them and waits for the nodes that may have them."""
-    await publish(fleet, range(1, COUNT + 1))
-    await die_with(fleet, HELD)
-    await remove(fleet, "purge", HELD)
-    node = start_beside(path)
+    path = await lose(fleet, configured, **how)
+    start_beside(path)
     await is_published(fleet, lambda one: one.awaited == len(FORGOTTEN))
-    return node
+    return path
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside"])
 async def test_an_interest_stream_keeps_no_healed_message(fleet, configured, start_beside, others, caplog):
     await again(fleet, retention="interest")
-    path = await configured()
-    if others:
-        await fleet.natty.ensure_consumer(fleet.stream, "other")
-    await publish(fleet, range(1, COUNT + 1))
+    path = await lose(fleet, configured, stored=STORED, other=others)
     copy = await stream_copy(fleet)
-    await die_with(fleet, HELD)
-    await stored_by_the_dead(fleet, load(path, environment={}), STORED)
-    await remove(fleet, "purge", HELD)
     start_beside(path)
     await is_published(fleet, lambda one: one.awaited == len(FORGOTTEN) - len(STORED))
     await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=SHORT, allow_destructive=True)
@@ -90,7 +79,7 @@ async def test_an_interest_stream_keeps_no_healed_message(fleet, configured, sta
     stored = await rows(path)
     assert {sequence for sequence, some in stored.items() if any(not times for times, _ in some)} == FORGOTTEN - STORED
     assert {sequence: {content for _, content in some} for sequence, some in stored.items()} == {
-        sequence: {content} for sequence, content in copy.items() if sequence != HELD
+        sequence: {content} for sequence, content in copy.items()
     }
     if others:
         await acknowledge_all(fleet, "other")
@@ -137,10 +126,7 @@ async def test_what_the_stream_removes_before_it_is_healed_is_accounted_as_gone_
     fleet, configured, start_beside, caplog, retention, removal, reason
 ):
     await again(fleet, retention=retention)
-    path = await configured()
-    if retention == "interest":
-        await fleet.natty.ensure_consumer(fleet.stream, "other")
-    await is_awaited(fleet, path, start_beside)
+    path = await is_awaited(fleet, configured, start_beside, other=retention == "interest")
     await removal(fleet)
     await is_removed(fleet)
     await forgets(fleet)
@@ -167,13 +153,7 @@ async def test_messages_that_expire_one_by_one_are_neither_missing_nor_read_for_
     fleet, configured, start_beside, caplog
 ):
     await again(fleet, allow_msg_ttl=True)
-    path = await configured()
-    dying = asyncio.create_task(die_with(fleet, HELD))
-    for number in range(1, COUNT + 1):  # each is delivered at once, before it expires
-        ttl = {"Nats-TTL": "2s"} if number in EXPIRING else {}
-        await fleet.natty.publish(f"{fleet.stream}.s{number}", b"{}", headers=ttl)
-    await dying
-    await remove(fleet, "purge", HELD)
+    path = await lose(fleet, configured, expiring=EXPIRING)
     start_beside(path)
 
     async def expired():
