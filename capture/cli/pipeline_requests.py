@@ -32,6 +32,8 @@ from natty.elections import default_node_name
 
 LOOK = 0.5
 """Seconds between two looks at what the leader has committed."""
+ANNOUNCED = 10.0
+"""Most seconds to wait until a commit is announced: its leader may have died."""
 
 
 def _seconds(text: str) -> float:
@@ -165,8 +167,10 @@ class _Asking:
             until = time.monotonic() + self.wait
             while time.monotonic() < until:
                 await asyncio.sleep(LOOK)
-                table = (await PipelineView.open(config, natty)).document.tables.get(self.name)
+                view = await PipelineView.open(config, natty)
+                table = view.document.tables.get(self.name)
                 if table and table.asked == asked.id:
+                    await self._until_announced(view, until)
                     return _Done(table, next((one for one in table.runs if one.asked == asked.id), None))
             if not self.wait:
                 return None
@@ -176,6 +180,14 @@ class _Asking:
             f"{who} has not carried it out within {show_duration(self.wait)}; the request stays:"
             f" `capture pipeline history {self.name}` shows when it was done"
         )
+
+    async def _until_announced(self, view: PipelineView, until: float) -> None:
+        """Wait until readers without a catalog see the commit, too: who reads the table next finds its new rows."""
+        until = min(until, time.monotonic() + ANNOUNCED)
+        while time.monotonic() < until:
+            if await view.is_announced(self.name):
+                return
+            await asyncio.sleep(LOOK)
 
     def _print(self, done: _Done | None) -> None:
         run = done.run if done else None

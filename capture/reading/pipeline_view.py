@@ -12,7 +12,7 @@ import msgspec
 from capture.archive import chain
 from capture.archive.chain import Head, latest_offline
 from capture.archive.heads import PIPELINES, newest_readers
-from capture.archive.iceberg_state import Iceberg
+from capture.archive.iceberg_state import Iceberg, hint_path
 from capture.archive.identity import list_claimed, require_archive
 from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import held_of
@@ -24,7 +24,7 @@ from capture.archive.table import Table
 from capture.archive.trust import read_trusted_documents
 from capture.config.pipelines import archives, pipelines_name, pipelines_store, pipelines_trust, read_pipelines
 from capture.config.settings import CaptureConfig
-from capture.errors import ConfigError, NoArchiveError
+from capture.errors import ConfigError, NoArchiveError, NotStoredError
 from capture.ingest.source import stream_info
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Part
@@ -165,6 +165,15 @@ class PipelineView:
         ours, tables = {*self.pipelines, *quarantines}, self.document.tables
         others = [one for one in sorted(tables) if one not in ours and tables[one].number]
         return [*self.pipelines, *others]
+
+    async def is_announced(self, name: str) -> bool:
+        """Return whether readers without a catalog find this version of a table: its hint follows the commit."""
+        if not (table := self.document.iceberg.get(name)):
+            return True  # there is nothing for them
+        try:
+            return int(await self.store.get(hint_path(name))) >= table.number
+        except NotStoredError:
+            return False
 
     async def describe(self, name: str) -> PipelineFacts:
         """Return the facts about a pipeline and its table. ConfigError if a pipeline is wrong."""

@@ -32,7 +32,7 @@ from pipeline_chaos_tables import (
     make_order,
     read_tables,
 )
-from pipeline_nodes import STREAM, read_document, write_config
+from pipeline_nodes import STREAM, are_announced, read_document, write_config
 
 from capture.errors import CaptureError
 from natty import Natty, NattyError
@@ -251,7 +251,8 @@ class Chaos:
                     if all(count == last for count in lacking.values()):
                         tables = document.tables
                         beside = tables.get("large_by_country")
-                        if beside and beside.inputs.get("large") == tables["large"].number:
+                        as_new = beside and beside.inputs.get("large") == tables["large"].number
+                        if as_new and await are_announced(self.store, document, NAMES):
                             return
                     await asyncio.sleep(0.3)
         except TimeoutError:

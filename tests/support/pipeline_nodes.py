@@ -13,8 +13,10 @@ from pyiceberg.table import StaticTable
 
 from capture.archive import chain
 from capture.archive.chain import latest_offline
+from capture.archive.iceberg_state import hint_path
 from capture.archive.index.contents import load
 from capture.config.streams import below
+from capture.errors import NotStoredError
 from capture.pipelines.document import FOLDER, Pipelines
 from capture.stores import open_store
 from natty.elections import leadership
@@ -105,13 +107,28 @@ async def read_document(store):
     return await load(home, await chain.read(home, await latest_offline(home, Pipelines), Pipelines))
 
 
+async def are_announced(store, document, names):
+    """Whether readers without a catalog find these tables as a document has them: that is so shortly after a commit."""
+    home = open_store(below(store, FOLDER))
+    try:
+        return [str(document.iceberg[one].number).encode() for one in names] == [
+            await home.get(hint_path(one)) for one in names
+        ]
+    except NotStoredError:
+        return False
+
+
 async def until_progress(store, pipelines, last):
-    """Wait until each of these tables has the messages up to `last`. TimeoutError with what there is."""
+    """Wait until each of these tables has the messages up to `last`, for readers without a catalog too.
+
+    Return the document. Those readers see a commit a moment later than it is made.
+    """
     async with asyncio.timeout(6 * PATIENCE):
         while True:
             document = await read_document(store)
             held = {one: document.progress.streams.get(f"{one} {STREAM}") for one in pipelines}
-            if all(one and one.held.count >= last for one in held.values()):
+            has_all = all(one and one.held.count >= last for one in held.values())
+            if has_all and await are_announced(store, document, pipelines):
                 return document
             await asyncio.sleep(0.2)
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from capture_chaos_nodes import environment
 from patient import PATIENCE, PATIENT
-from pipeline_nodes import STREAM, read_document, read_rows, write_config
+from pipeline_nodes import STREAM, are_announced, read_document, read_rows, write_config
 
 from natty import Natty
 from natty.testing import NatsServer
@@ -61,11 +61,13 @@ async def publish(natty, first, last):
 
 
 async def until(store, condition):
-    """Return the first document of the pipelines that meets a condition."""
+    """Return the first document of the pipelines that meets a condition, and that readers without a catalog see."""
     async with asyncio.timeout(4 * PATIENCE):
-        while not condition(document := await read_document(store)):
+        while True:
+            document = await read_document(store)
+            if condition(document) and await are_announced(store, document, document.iceberg):
+                return document
             await asyncio.sleep(0.1)
-    return document
 
 
 def has(document, table, stream, count):
