@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from capture.archive.sequences import Sequences
-from natty.wire.ack import Acks, ack_tokens
+from capture.ingest.record import Delivered
+from natty.wire.ack import ack_tokens
 from natty.wire.message import Batch
 
 
@@ -53,7 +54,7 @@ class Floor:
             self._last = highest
             self._reads.append((highest, batch.replies[sequences.index(highest)]))
 
-    def note_stored(self, replies: list[bytes]) -> list[bytes]:
+    def note_stored(self, messages: Delivered) -> list[bytes]:
         """Add stored messages; return the one reply that acknowledges as much as possible, or none.
 
         If nothing new can be acknowledged, it returns the last reply again: the first acknowledgement may have been
@@ -61,7 +62,7 @@ class Floor:
         """
         self._unstored |= Sequences.from_iterable(self._fresh)
         self._fresh = []
-        self._unstored -= Sequences.from_iterable(map(int, Acks(replies).column(5)))
+        self._unstored -= Sequences.from_iterable(messages.sequences)
         floor = self._unstored.first - 1 if self._unstored else self._last
         while self._reads and self._reads[0][0] <= floor:
             self._highest = [self._reads.popleft()[1]]

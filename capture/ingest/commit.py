@@ -23,7 +23,7 @@ from capture.errors import AlreadyStoredError, ConfigError, StoreError, WriterEr
 from capture.ingest.block import INTERVAL, SealedBlock, Writer
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout
-from capture.ingest.record import Records
+from capture.ingest.record import Delivered, Records
 from capture.stores.contract import Store
 from natty.config.units import write_count
 from natty.wire.repeated import MOST_STATES, Repeated
@@ -46,11 +46,11 @@ log = logging.getLogger("capture.commit")
 class Acknowledger(Protocol):
     """Settles messages: a source, or a list in a test."""
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         """Acknowledge these messages."""
         ...
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Request these messages again, after `delay` seconds."""
         ...
 
@@ -172,7 +172,7 @@ class Committer:
             since = await self._put_block(stored.path, data)  # durable
             self._check_age(since)
             await self._put_entry(stored, since)  # visible
-        self._acknowledger.ack(block.records.replies)
+        self._acknowledger.ack(block.records)
         log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
 
     @contextmanager
@@ -186,11 +186,11 @@ class Committer:
     def _hand_back(self, block: SealedBlock) -> None:
         """Request the block's messages again, each after a delay that grows with its deliveries."""
         ladder = self.options.redeliver_after or (0.0,)
-        by_delay: dict[float, list[bytes]] = defaultdict(list)
-        for reply, deliveries in zip(block.records.replies, block.records.deliveries, strict=True):
-            by_delay[ladder[min(deliveries, len(ladder)) - 1]].append(reply)
-        for delay, replies in by_delay.items():
-            self._acknowledger.nak(replies, delay)
+        by_delay: dict[float, list[int]] = defaultdict(list)
+        for index, deliveries in enumerate(block.records.deliveries):
+            by_delay[ladder[min(deliveries, len(ladder)) - 1]].append(index)
+        for delay, indices in by_delay.items():
+            self._acknowledger.nak(block.records.select(indices), delay)
 
     async def _write(self, block: SealedBlock) -> tuple[bytes, Stored]:
         """Return the object of the block, and its entry. WriterError; the traceback is logged once for each fault."""

@@ -12,6 +12,7 @@ from typing import Self
 
 from capture.ingest.keys import quote_name
 from capture.ingest.pinned_consumer import PinnedReader
+from capture.ingest.record import Delivered, Part
 from capture.ingest.source import ENOUGH, GATHER, READ_AHEAD, TICK
 from natty import Batch, Natty
 from natty.groups.partitions import balance
@@ -116,15 +117,15 @@ class GroupSource:
         for reader in self._readers.values():
             reader.stop()
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         """Acknowledge these messages. Only `commit.py` calls this."""
-        for consumer, some in by_consumer(replies).items():
+        for consumer, some in by_consumer(messages).items():
             if reader := self._readers.get(consumer):
                 reader.ack(some)
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Request these messages again."""
-        for consumer, some in by_consumer(replies).items():
+        for consumer, some in by_consumer(messages).items():
             if reader := self._readers.get(consumer):
                 reader.nak(some, delay)
 
@@ -187,9 +188,12 @@ def direct_roster_key(stream: str, archive: str, backfill: str = "") -> str:
     return f"capture.backfill.{names}.{backfill}" if backfill else f"capture.direct.{names}"
 
 
-def by_consumer(replies: list[bytes]) -> dict[str, list[bytes]]:
-    """Return the ack subjects of each consumer."""
-    found: dict[str, list[bytes]] = defaultdict(list)
-    for name, reply in zip(Acks(replies).column(3), replies, strict=True):
-        found[name.decode()].append(reply)
-    return found
+def by_consumer(messages: Delivered) -> dict[str, Part]:
+    """Return the messages of each consumer."""
+    found: dict[bytes, Part] = defaultdict(lambda: Part([], []))
+    names = Acks(messages.replies).column(3)
+    for name, sequence, reply in zip(names, messages.sequences, messages.replies, strict=True):
+        some = found[name]
+        some.sequences.append(sequence)
+        some.replies.append(reply)
+    return {name.decode(): some for name, some in found.items()}

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 
 from capture.ingest.ack_floor import DeliveryGap, Floor
-from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
+from capture.ingest.record import Delivered
+from capture.ingest.source import BEATS, TICK, UNAVAILABLE
+from capture.ingest.unsettled import Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
 from natty.errors import ConnectionClosedError, RequestTimeoutError
@@ -86,18 +88,18 @@ class PinnedReader:
         self._floor.note_batch(Batch(taken))
         return taken, lambda: pull.finish(len(taken))
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         """Acknowledge the last message up to which all are stored."""
-        self._unsettled.remove(replies)
-        self._acknowledge(self._floor.note_stored(replies))
+        self._unsettled.remove(messages)
+        self._acknowledge(self._floor.note_stored(messages))
         if not self._unsettled:
             self._settled.set()
 
-    def nak(self, replies: list[bytes], delay: float) -> None:
+    def nak(self, messages: Delivered, delay: float) -> None:
         """Request messages again that could not be stored, if this node still has the pin."""
-        self._unsettled.remove(replies)
+        self._unsettled.remove(messages)
         if self._pull is not None and self._pin.id and clock() < self._until:
-            self._say(lambda pull: pull.nak(replies, delay))
+            self._say(lambda pull: pull.nak(messages.replies, delay))
         if not self._unsettled:
             self._settled.set()
 
@@ -106,7 +108,7 @@ class PinnedReader:
         self._stopping = True
         if self._pull is not None:
             self._pull.stop()
-        self._unsettled.remove([raw[1] for raw in self.arrived])
+        self._unsettled.remove(Batch(self.arrived))
         self.arrived = []
 
     async def release(self, within: float, seal: Callable[[], None]) -> None:
@@ -177,7 +179,7 @@ class PinnedReader:
         if self._stopping:
             return False
         self._floor.note_delivery(batch.replies)
-        self._unsettled.add(batch.replies)
+        self._unsettled.add(batch)
         self.arrived += messages
         self._wake()
         return True

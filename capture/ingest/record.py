@@ -5,13 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from capture.archive.envelope_columns import ORIGIN, parse_origin
 from natty.wire.ack import ack_tokens
 from natty.wire.message import Batch, RawMessage, parse_headers
 
 V = TypeVar("V")
+
+
+class Delivered(Protocol):
+    """Delivered messages of one stream, as far as settling them needs it: a `Batch`, `Records`, a `Part`."""
+
+    @property
+    def sequences(self) -> list[int]:
+        """The stream sequences."""
+        ...
+
+    @property
+    def replies(self) -> list[bytes]:
+        """The subject that acknowledges each message."""
+        ...
+
+
+class Part(NamedTuple):
+    """Some of the delivered messages."""
+
+    sequences: list[int]
+    replies: list[bytes]
 
 
 class Record(NamedTuple, Generic[V]):

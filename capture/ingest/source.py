@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from capture.errors import NotAloneError
 from capture.ingest.ack_floor import DeliveryGap, Floor
+from capture.ingest.record import Delivered
+from capture.ingest.unsettled import Unsettled
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
@@ -42,46 +44,6 @@ async def stream_info(natty: Natty, stream: str, *, timeout: float | None = None
             code=error.code,
             err_code=error.err_code,
         ) from error
-
-
-class Unsettled:
-    """Messages that were read and not settled, by their replies. `beat` returns those that must be kept alive.
-
-    There are two sets, so that a message that is settled before its second beat, as most are, costs no request.
-    """
-
-    def __init__(self) -> None:
-        self._new: set[bytes] = set()
-        self._old: set[bytes] = set()
-
-    def __len__(self) -> int:
-        return len(self._new) + len(self._old)
-
-    def __repr__(self) -> str:
-        return f"Unsettled({len(self._new)} new, {len(self._old)} old)"
-
-    def add(self, replies: list[bytes]) -> None:
-        """Add messages that were read."""
-        self._new.update(replies)
-
-    def remove(self, replies: list[bytes]) -> None:
-        """Remove messages that are settled."""
-        self._new.difference_update(replies)
-        if self._old:
-            self._old.difference_update(replies)
-
-    def beat(self) -> list[bytes]:
-        """Return the messages that were already here at the last beat: their `ack_wait` must be restarted."""
-        due = list(self._old)
-        self._old |= self._new
-        self._new = set()
-        return due
-
-    def take(self) -> list[bytes]:
-        """Remove all messages and return them."""
-        everything = [*self._old, *self._new]
-        self._old, self._new = set(), set()
-        return everything
 
 
 class Source:
@@ -128,7 +90,7 @@ class Source:
         self.stop()
         await asyncio.wait(self._tasks[:1], timeout=END_TIMEOUT)
         await cancel_all(self._tasks)
-        self.nak(self._unsettled.take())
+        self._hand_back(self._unsettled.take())
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """Yield batches until `stop`. Raises ConsumerNotFoundError if the consumer is deleted."""
@@ -159,7 +121,7 @@ class Source:
             async for batch in self._pull:
                 self._take(batch)
         finally:
-            self.nak(self._take_arrived().replies)
+            self.nak(self._take_arrived())
             self._wake.set()
 
     async def _read_alone(self, floor: Floor) -> None:
@@ -213,7 +175,7 @@ class Source:
         return self._natty.pull(self._stream, self._durable, max_messages=READ_AHEAD)
 
     def _take(self, batch: Batch) -> None:
-        self._unsettled.add(batch.replies)
+        self._unsettled.add(batch)
         self._arrived.append(batch)
         self._waiting += len(batch)
         self._wake.set()
@@ -232,15 +194,18 @@ class Source:
         self._stopping = True
         self._pull.stop()
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         """Acknowledge these messages. Only `commit.py` calls this."""
-        self._unsettled.remove(replies)
-        last = replies if self._floor is None else self._floor.note_stored(replies)
+        self._unsettled.remove(messages)
+        last = messages.replies if self._floor is None else self._floor.note_stored(messages)
         self._send(self._pull.ack, last, "stored messages were not acked")
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Request these messages again."""
-        self._unsettled.remove(replies)
+        self._unsettled.remove(messages)
+        self._hand_back(messages.replies, delay)
+
+    def _hand_back(self, replies: list[bytes], delay: float = 0.0) -> None:
         self._send(lambda given: self._pull.nak(given, delay), replies, "messages were not handed back")
 
     def _send(self, say: Callable[[list[bytes]], None], replies: list[bytes], otherwise: str) -> None:

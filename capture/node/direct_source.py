@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import CaptureError, ConfigError
+from capture.ingest.record import Delivered
 from capture.ingest.source import TICK
 from capture.reading.direct_answers import Mirrored, Unsuitable
 from capture.reading.direct_get import DirectBatches
@@ -24,7 +25,6 @@ from capture.reading.stream_range import StreamFacts
 from natty import Batch, Natty, NattyError, StreamNotFoundError, UnsupportedError
 from natty.errors import ConnectionClosedError
 from natty.groups.roster import Roster
-from natty.wire.ack import Acks
 from natty.wire.background import cancel_all, wait_until_set
 from natty.wire.repeated import Repeated
 from natty.wire.servers import NEEDS, text_of
@@ -184,15 +184,15 @@ class DirectSource:
         """End after the current batch. Idempotent."""
         self._stop.set()
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         """Note stored messages. Only `commit.py` calls this."""
-        done = _sequences_of(replies)
+        done = Sequences.from_iterable(messages.sequences)
         self._unsettled -= done
         self._stored |= done
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Read these messages again after `delay` seconds, if no other node has stored them by then."""
-        self._unsettled -= _sequences_of(replies)
+        self._unsettled -= Sequences.from_iterable(messages.sequences)
         self._look_at = min(self._look_at, _now() + delay)
 
     async def _divide(self) -> None:
@@ -347,10 +347,6 @@ def select_wanted(batch: Batch, wanted: Sequences) -> Batch:
     if not Sequences.from_iterable(batch.sequences) - wanted:
         return batch
     return Batch([raw for raw, one in zip(batch.raw, batch.sequences, strict=True) if one in wanted])
-
-
-def _sequences_of(replies: list[bytes]) -> Sequences:
-    return Sequences.from_iterable(map(int, Acks(replies).column(5)))
 
 
 def _now() -> float:

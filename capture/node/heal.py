@@ -22,6 +22,7 @@ from capture.errors import CaptureError
 from capture.ingest.board import Board, StreamState
 from capture.ingest.commit import Acknowledger
 from capture.ingest.durable import EXPLICIT
+from capture.ingest.record import Delivered
 from capture.node.filtered import Search, is_wanted
 from capture.node.status.progress import Missing, Progress
 from capture.reading.remaining import Remaining
@@ -283,16 +284,16 @@ class Reading:
             if size > PORTION_BYTES:
                 return
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         """Record stored messages, and acknowledge them. Only `commit.py` calls this."""
-        done = Sequences.from_iterable(Batch([(b"", reply, b"", b"") for reply in replies]).sequences)
+        done = Sequences.from_iterable(messages.sequences)
         self.stored |= done
         self.settled |= done
         with contextlib.suppress(NotConnectedError):  # a work queue deletes it later: see `Healer.release`
             if self._acks:
-                self._natty.connection.send_to_each(replies, ACK)
+                self._natty.connection.send_to_each(messages.replies, ACK)
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Do nothing: the next sweep reads them again."""
 
     async def _read(self, sequence: int) -> RawMessage | None:

@@ -31,7 +31,7 @@ from capture.ingest.block import OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.layout import layout
 from capture.ingest.pipeline import capture
-from capture.ingest.record import Records
+from capture.ingest.record import Delivered, Records
 from capture.partitioners import partitioner
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.contents import check_settings, check_state, consumers_of
@@ -157,10 +157,10 @@ def _batch(stream: str, records: Records[Any]) -> Batch:
 class _NoAcks:
     """Ignores acks: no server waits for the acknowledgement of a backup's message."""
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         pass
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         pass
 
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from natty.config import tls
@@ -26,6 +26,9 @@ from natty.config.secret_files import exposure
 from natty.config.settings import Config
 from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError
 from natty.wire.background import is_cancellation
+
+if TYPE_CHECKING:
+    from natty.wire.session import Receiver
 
 T = TypeVar("T")
 
@@ -75,13 +78,6 @@ class OpeningClient(Client):
     def server_info(self) -> dict[str, Any]:
         """The INFO that the server sent first."""
         return self._server_info
-
-    @property
-    def reader(self) -> asyncio.StreamReader:
-        """The stream reader of the socket, TLS included."""
-        assert isinstance(self._transport, TcpTransport), "open() has made it"
-        assert self._transport._io_reader is not None, "open() has made it"
-        return self._transport._io_reader
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
@@ -156,6 +152,24 @@ class OpeningClient(Client):
                 f"the function given as {name} must return {kind.__name__} and returned {type(value).__name__}"
             )
         return value
+
+    async def hand_over(self, make_receiver: Callable[[asyncio.StreamReaderProtocol], Receiver]) -> None:
+        """Give what the socket brings to a receiver from now on, at first what was not read before."""
+        assert isinstance(self._transport, TcpTransport), "open() has made it"
+        reader: Any = self._transport._io_reader
+        writer: Any = self._transport._io_writer
+        receiver = make_receiver(writer._protocol)
+        is_open = not (reader._eof or writer.transport.is_closing())
+        if is_open:
+            writer.transport.pause_reading()
+            writer.transport.set_protocol(receiver)
+            reader.feed_eof()
+        if unread := await reader.read():
+            receiver.take(unread)
+        if is_open:
+            writer.transport.resume_reading()
+        else:
+            receiver.finish(None)
 
     def _tell_asyncio_of_tls(self) -> None:
         """Do what nats-py leaves out: asyncio would warn of a TLS session that the server ends."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +16,7 @@ import msgspec
 from natty.config.settings import Config
 from natty.errors import UNREADABLE, AuthorizationError, SessionEndedError
 from natty.names import decode
+from natty.wire.alike import ALIKE_BYTES, split_alike
 from natty.wire.message import Batch, Outgoing, RawMessage, Sink
 
 if TYPE_CHECKING:
@@ -28,14 +28,11 @@ Control = Callable[[bytes], None]
 READ_BYTES = 256 * 1024
 MAX_LINE_BYTES = 256 * 1024  # of a line whose end has not come: INFO of a cluster of thousands of servers has less
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # headers and payload; a server's largest max_payload is its max_pending, 64 MiB
-ALIKE_BYTES = 600  # the largest message that is split together with others: measured, see `_split_alike`
 LEAST_ALIKE = 8 * ALIKE_BYTES  # bytes: with fewer messages, splitting them together is not faster
 MOST_SKIPPED = 64  # reads whose messages are not tried together, if those before were not alike
 
 _MSG, _HMSG = ord("M"), ord("H")
 _SHOWN = 120  # bytes of a line in an error
-
-_numbers = msgspec.json.Decoder(list[int]).decode
 
 
 class ProtocolError(ValueError):
@@ -92,7 +89,7 @@ class Parser:
         if self._skipped:
             self._skipped -= 1
             return 0
-        found = _split_alike(buffer)
+        found = split_alike(buffer)
         if found is None:
             self._skipping = self._skipped = min(2 * self._skipping + 1, MOST_SKIPPED)
             return 0
@@ -148,55 +145,6 @@ class Parser:
         batches.clear()
 
 
-def _split_alike(buffer: bytes) -> tuple[bytes, Batch, int] | None:
-    """Return the subscription and the messages of a buffer, and the bytes taken; None if they are not alike.
-
-    Alike are messages of one subscription whose lines have equally many words, whose headers have equally many lines,
-    and whose payloads have no line break. Then the parts between line breaks and the words of lines are columns. They
-    are right if the first words and the subscriptions are equal, and each message has the size that its line says:
-    with any other meaning of the bytes, a first word of a line would be read as a size, which fails. Of messages that
-    are larger than ALIKE_BYTES, looking at each byte for a line break takes longer than cutting them out one by one.
-    """
-    start = buffer.find(b"\r\n") + 2
-    words = buffer[: start - 2].split(b" ")
-    width, has_headers = len(words), words[:1] == [b"HMSG"]
-    if not (4 <= width - has_headers <= 5 and (has_headers or words[0] == b"MSG")):
-        return None
-    try:
-        stride = 2 + (buffer.count(b"\r\n", start, start + int(words[-2])) if has_headers else 0)
-        if int(words[-1]) > ALIKE_BYTES or stride < 2 + has_headers:  # anything may stand where headers are announced
-            return None
-        parts = buffer.split(b"\r\n")
-        count = (len(parts) - 1) // stride
-        rest = parts[count * stride :]
-        del parts[count * stride :]
-        tokens = b" ".join(parts[::stride]).split(b" ")
-        if len(tokens) != width * count or any(tokens[at::width].count(words[at]) != count for at in (0, 2)):
-            return None
-        payloads = parts[stride - 1 :: stride]
-        sizes = _read_numbers(tokens[width - 1 :: width])
-        if has_headers:
-            lines = [parts[at::stride] for at in range(1, stride - 1)]
-            blocks = list(map(b"\r\n".join, zip(*lines, repeat(b""), strict=False)))
-            if list(map(len, blocks)) != _read_numbers(tokens[width - 2 :: width]):
-                return None
-            found = [len(block) + len(payload) for block, payload in zip(blocks, payloads, strict=True)]
-        else:
-            blocks, found = [b""] * count, list(map(len, payloads))
-    except UNREADABLE:
-        return None
-    if found != sizes or not count:
-        return None
-    replies = tokens[3::width] if width - has_headers == 5 else [b""] * count
-    batch = Batch.of_columns(tokens[1::width], replies, blocks, payloads)
-    return words[2], batch, len(buffer) - len(b"\r\n".join(rest))
-
-
-def _read_numbers(words: list[bytes]) -> list[int]:
-    """Return words as numbers. Raises errors of UNREADABLE if one is not a number."""
-    return _numbers(b"[%b]" % b",".join(words))
-
-
 class Subscription:
     """Passes the messages of a subject to a sink, in this session and in those that follow."""
 
@@ -219,6 +167,66 @@ class Subscription:
         self._unsubscribe(self, last)
 
 
+class Receiver(asyncio.BufferedProtocol):
+    """The protocol of an open socket. `feed` takes bytes, `end` the error that ended the connection, once.
+
+    `opener` is the protocol that the socket was opened with: the stream writer that belongs to it still learns when to
+    pause.
+    """
+
+    def __init__(
+        self, opener: asyncio.StreamReaderProtocol, feed: Callable[[bytes], None], end: Callable[[Exception], None]
+    ) -> None:
+        self._opener, self._feed, self._end = opener, feed, end
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"Receiver({'ended' if self._ended else 'open'})"
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Hand over the bytes that came."""
+        self.take(bytes(self._buffer[:nbytes]))
+
+    def take(self, data: bytes) -> None:
+        """Hand over bytes. What can't be read ends the connection: otherwise it would wait for ever."""
+        if self._ended:
+            return
+        try:
+            self._feed(data)
+        except OSError as error:
+            self.finish(error)
+        except Exception as error:
+            self.finish(ConnectionResetError(f"the server's data could not be read: {error}"))
+
+    def eof_received(self) -> None:
+        """The server sends nothing more: the socket is closed."""
+        self.finish(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        self._opener.connection_lost(exc)
+        self.finish(exc)
+
+    def finish(self, error: Exception | None) -> None:
+        """End with this error; None if the server closed the connection. Only the first call does anything."""
+        if not self._ended:
+            self._ended = True
+            self._end(error if isinstance(error, OSError) else ConnectionResetError("the server closed the connection"))
+
+    def pause_writing(self) -> None:
+        """Have the writer wait."""
+        self._opener.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Let the writer continue."""
+        self._opener.resume_writing()
+
+
 class Session:
     """One session with one server. It ends once.
 
@@ -237,7 +245,7 @@ class Session:
         self._parser = Parser(on_messages, self._control)
         self._on_end, self._on_notice = on_end, on_notice
         self._client: OpeningClient | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._is_up = False
         self._answers: deque[asyncio.Future[None]] = deque()
         self._over = False
         self._fault: Exception | None = None
@@ -248,7 +256,7 @@ class Session:
         self.certificate: dict[str, Any] = {}  # the server's, as `ssl` shows it; empty without TLS
 
     def __repr__(self) -> str:
-        return f"Session({'over' if self._over else 'up' if self._reading else 'new'})"
+        return f"Session({'over' if self._over else 'up' if self._is_up else 'new'})"
 
     async def open(self, url: str) -> None:
         """Connect to one server, TLS and authentication included. Raises what went wrong; nothing stays open then.
@@ -261,7 +269,7 @@ class Session:
         try:
             async with asyncio.timeout(self._config.connect_timeout):
                 await client.open(url)
-                self._take_over(client)
+                await self._take_over(client)
                 await self.ping()  # a refused client certificate shows only with the first bytes read
                 if self._fault is not None:  # it ended together with that answer
                     raise self._fault
@@ -281,7 +289,7 @@ class Session:
             self.abort()
             raise
 
-    def _take_over(self, client: OpeningClient) -> None:
+    async def _take_over(self, client: OpeningClient) -> None:
         """Take the socket from nats-py and begin to read."""
         self.info, writer = client.server_info, client.writer
         assert writer is not None, "open() has made it"
@@ -290,17 +298,8 @@ class Session:
         if secured := writer.get_extra_info("ssl_object"):
             self.certificate = secured.getpeercert() or {}
         self._write, self._drain = writer.transport.write, writer.drain
-        self._reading = asyncio.create_task(self._read(client.reader), name="natty session")
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while data := await reader.read(READ_BYTES):
-                self._parser.feed(data)
-            self._end(ConnectionResetError("the server closed the connection"))
-        except OSError as error:
-            self._end(error)
-        except Exception as error:  # if the loop just ended, the connection would wait forever
-            self._end(ConnectionResetError(f"the server's data could not be read: {error}"))
+        self._is_up = True
+        await client.hand_over(lambda opener: Receiver(opener, self._parser.feed, self._end))
 
     def _control(self, line: bytes) -> None:
         verb = line[:4].upper()
@@ -386,8 +385,6 @@ class Session:
         """End now, without waiting for the other side. Idempotent; `on_end` is not called."""
         self._over = True
         self._fail_answers(ConnectionResetError("the session is over"))
-        if self._reading is not None and self._reading is not asyncio.current_task():
-            self._reading.cancel()
         if self._client is not None:
             self._client.abort()
 

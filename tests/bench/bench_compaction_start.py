@@ -18,7 +18,7 @@ from bench_table import PAYLOAD, print_table
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
-from capture.ingest.record import Records
+from capture.ingest.record import Delivered, Records
 from capture.stores import open_store
 from natty import Natty
 from natty.testing import NatsServer
@@ -38,10 +38,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Nobody:
     """Where acks go that nobody waits for."""
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         pass
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         pass
 
 

@@ -29,7 +29,7 @@ from capture.config.settings import CaptureConfig
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
-from capture.ingest.record import Records
+from capture.ingest.record import Delivered, Records
 from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
 from capture.node.pipeline_keeper import PipelineKeeper
@@ -57,9 +57,9 @@ LATEST = Pipeline(
 
 
 class Ignored:
-    def ack(self, replies: Sequence[bytes]) -> None: ...
+    def ack(self, messages: Delivered) -> None: ...
 
-    def nak(self, replies: Sequence[bytes], delay: float = 0.0) -> None: ...
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None: ...
 
 
 class Keeper(PipelineKeeper):

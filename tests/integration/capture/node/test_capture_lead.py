@@ -34,10 +34,10 @@ OFFICE = 10.0  # seconds, of those who stay awake
 class Ignored:
     """Where acks go that nobody waits for."""
 
-    def ack(self, replies):
+    def ack(self, messages):
         pass
 
-    def nak(self, replies, delay=0.0):
+    def nak(self, messages, delay=0.0):
         pass
 
 

@@ -287,7 +287,7 @@ async def test_what_a_failed_flow_has_read_is_handed_back_at_once(fleet, unhurri
     come = set()
     async with asyncio.timeout(PATIENCE), Source(fleet.natty, fleet.stream, "capture", ack_wait=NEVER) as again:
         async for batch in again:
-            again.ack(batch.replies)
+            again.ack(batch)
             come.update(batch.sequences)
             if len(come) == 500:
                 again.stop()

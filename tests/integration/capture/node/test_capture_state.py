@@ -137,10 +137,10 @@ class Captured:
 
 
 class Ignored:
-    def ack(self, replies):
+    def ack(self, messages):
         pass
 
-    def nak(self, replies, delay=0.0):
+    def nak(self, messages, delay=0.0):
         pass
 
 

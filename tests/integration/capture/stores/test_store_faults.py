@@ -33,11 +33,11 @@ class Ledger:
     def __init__(self):
         self.acked, self.handed_back = [], []
 
-    def ack(self, replies):
-        self.acked += replies
+    def ack(self, messages):
+        self.acked += messages.replies
 
-    def nak(self, replies, delay=0.0):
-        self.handed_back += replies
+    def nak(self, messages, delay=0.0):
+        self.handed_back += messages.replies
 
 
 def block(number):

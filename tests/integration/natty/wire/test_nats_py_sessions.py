@@ -5,12 +5,13 @@ import json
 
 import pytest
 from nats.aio.transport import TcpTransport
-from patient import PATIENCE
+from patient import PATIENCE, until
 
 from natty.config.settings import Config
 from natty.errors import AuthorizationError
 from natty.testing import NatsServer, ServerOptions
 from natty.wire.nats_py import OpeningClient
+from natty.wire.session import Receiver
 
 
 class Noting(OpeningClient):
@@ -73,13 +74,13 @@ async def test_what_nats_py_leaves_behind_is_a_socket_that_we_read_and_write(nat
     assert isinstance(client._transport, TcpTransport)
     assert client.server_info["version"]
     assert client.over_tls
+    said, ends = [], []
+    await client.hand_over(lambda opener: Receiver(opener, said.append, ends.append))
     client.writer.transport.write(b"PING\r\n")
-    async with asyncio.timeout(PATIENCE):
-        said = b""
-        while b"PONG\r\n" not in said:
-            said += await client.reader.read(65536)
-        client.abort()
-        assert await client.reader.read() == b""  # a dropped socket ends what is read from it
+    await until(lambda: b"PONG\r\n" in b"".join(said))
+    client.abort()
+    await until(lambda: ends)  # a dropped socket ends what is read from it
+    assert [type(error) for error in ends] == [ConnectionResetError]
 
 
 async def test_a_refused_login_is_our_error_with_the_servers_words(natty_tls, nats_server_binary):

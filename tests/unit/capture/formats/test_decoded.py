@@ -29,6 +29,7 @@ from capture.formats.contract import sample_blocks
 from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import Committer
 from capture.ingest.pipeline import capture
+from capture.ingest.record import Delivered
 from capture.maintenance.compaction_plan import Policy, plan
 from capture.partitioners import partitioner
 from capture.stores import MemoryStore
@@ -69,11 +70,11 @@ class _Acks:
     def __init__(self) -> None:
         self.acked: list[bytes] = []
 
-    def ack(self, replies: list[bytes]) -> None:
-        self.acked += replies
+    def ack(self, messages: Delivered) -> None:
+        self.acked += messages.replies
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
-        raise AssertionError(f"handed back: {replies}")
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
+        raise AssertionError(f"handed back: {messages}")
 
 
 class Found:

@@ -38,6 +38,7 @@ from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.commit import Committer
 from capture.ingest.hooks import Completion
 from capture.ingest.pipeline import group
+from capture.ingest.record import Delivered
 from capture.maintenance.compaction_plan import Policy, plan
 from capture.node.metrics import NodeCollector
 from capture.node.node import Node
@@ -296,9 +297,9 @@ def test_what_does_not_fit_is_a_figure_of_the_node(tmp_path: Path) -> None:
 
 @dataclass
 class Ignored:
-    def ack(self, replies: list[bytes]) -> None: ...
+    def ack(self, messages: Delivered) -> None: ...
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None: ...
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None: ...
 
 
 @pytest.mark.parametrize(("name", "compression"), [*CHOICES, ("csv", "gzip")])

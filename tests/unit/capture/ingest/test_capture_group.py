@@ -14,6 +14,7 @@ from capture.config.consumers import Position
 from capture.ingest import pinned_consumer
 from capture.ingest.group_source import by_consumer, roster_key
 from capture.ingest.pinned_consumer import PinnedReader
+from capture.ingest.record import Part
 from natty.elections import clock
 from natty.errors import NattyError, RequestTimeoutError
 from natty.groups.stint import Kept
@@ -49,10 +50,17 @@ def test_of_several_consumers_the_one_furthest_behind_tells_how_far_all_is(
     assert Position.of(states) == position
 
 
+def batch_of(*replies: bytes) -> Batch:
+    return Batch([(b"s", reply, b"", b"") for reply in replies])
+
+
 def test_acknowledgements_go_to_the_consumer_that_they_are_of() -> None:
     ours, theirs = delivered(1, 1), delivered(2, 1, "g-p1")
-    assert by_consumer([ours, theirs, ours]) == {"g-p0": [ours, ours], "g-p1": [theirs]}
-    assert by_consumer([]) == {}
+    assert by_consumer(batch_of(ours, theirs, ours)) == {
+        "g-p0": Part([1, 1], [ours, ours]),
+        "g-p1": Part([2], [theirs]),
+    }
+    assert by_consumer(batch_of()) == {}
 
 
 def test_nodes_register_apart_from_the_members_of_an_elastic_group_of_that_name() -> None:
@@ -156,7 +164,7 @@ class Piece:
         pass
 
     def ack(self, replies: list[bytes]) -> None:
-        self.server.acked += Batch([(b"", reply, b"", b"") for reply in replies]).sequences
+        self.server.acked += batch_of(*replies).sequences
 
 
 @pytest.fixture
@@ -186,9 +194,9 @@ async def test_who_is_pinned_begins_at_the_last_acknowledgement_and_says_up_to_w
     reader = reader_of(server)
     first, second, third = await read(reader, 3)
     assert server.asked[0] == "RESET"
-    reader.ack([second, third])
+    reader.ack(batch_of(second, third))
     assert server.acked == []
-    reader.ack([first])
+    reader.ack(batch_of(first))
     assert server.acked == [5]
     await reader.close()
     assert server.asked[-1] == "UNPIN"
@@ -200,7 +208,7 @@ async def test_nothing_is_acknowledged_after_the_pin_is_lost(quick: None) -> Non
     replies = await read(reader, 2)
     server.ours = False
     await until(lambda: not reader.pinned)
-    reader.ack(replies)
+    reader.ack(batch_of(*replies))
     assert server.acked == []
     await reader.close()
     assert "UNPIN" not in server.asked
@@ -213,7 +221,7 @@ async def test_an_acknowledgement_after_the_time_of_the_pin_waits_until_the_serv
     server.lease = -1.0
     reader = reader_of(server)
     replies = await read(reader, 2)
-    reader.ack(replies)
+    reader.ack(batch_of(*replies))
     assert server.acked == []
     server.lease = 3600.0
     await until(lambda: server.acked == [2])
@@ -229,7 +237,7 @@ async def test_what_did_not_come_here_is_asked_for_again_before_anything_behind_
     reader = reader_of(server)
     replies = await read(reader, 4)
     assert server.asked[:2] == ["RESET", "RESET"]
-    reader.ack(replies)
+    reader.ack(batch_of(*replies))
     assert server.acked == [4]
     await reader.close()
 
@@ -253,7 +261,7 @@ async def test_headers_without_an_end_are_read_from_the_stream_and_stop_nobody(
     reader = reader_of(server)
     await until(lambda: len(reader.arrived) == 3)
     assert [raw[2] for raw in reader.arrived] == [b"", stored, b""]
-    reader.ack([raw[1] for raw in reader.take()[0]])
+    reader.ack(Batch(reader.take()[0]))
     assert server.acked == [3]
     await reader.close()
 
@@ -285,6 +293,6 @@ async def test_a_hand_over_waits_for_what_was_read_and_seals_it(quick: None) -> 
     leaving = asyncio.create_task(reader.release(3600.0, sealed.set))
     await until(sealed.is_set)
     assert "UNPIN" not in server.asked
-    reader.ack(replies)
+    reader.ack(batch_of(*replies))
     await leaving
     assert (server.acked[-1], server.asked[-1]) == (2, "UNPIN")

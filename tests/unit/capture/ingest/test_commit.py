@@ -17,7 +17,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout, dated
-from capture.ingest.record import Records
+from capture.ingest.record import Delivered, Records
 from capture.stores.memory import MemoryStore
 
 
@@ -46,14 +46,14 @@ class Ledger:
         self.handed_back: list[bytes] = []
         self.delays: dict[bytes, float] = {}
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         self.events.append("ack")
-        self.acked += replies
+        self.acked += messages.replies
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         self.events.append("nak")
-        self.handed_back += replies
-        self.delays |= dict.fromkeys(replies, delay)
+        self.handed_back += messages.replies
+        self.delays |= dict.fromkeys(messages.replies, delay)
 
 
 class Unreliable(MemoryStore):

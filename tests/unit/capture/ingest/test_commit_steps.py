@@ -53,10 +53,10 @@ class Acks:
     def __init__(self, server, steps):
         self._server, self._steps = server, steps
 
-    def ack(self, replies):
-        self._steps("ack", self._server.acked.update, replies)
+    def ack(self, messages):
+        self._steps("ack", self._server.acked.update, messages.replies)
 
-    def nak(self, replies, delay=0.0):
+    def nak(self, messages, delay=0.0):
         pass
 
 

@@ -22,6 +22,7 @@ from capture.formats import parquet, writer
 from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.pipeline import InFlight, capture
+from capture.ingest.record import Delivered
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.leading import Leading
@@ -137,14 +138,14 @@ class Link:
     def __init__(self, server: Server, fault: Fault) -> None:
         self.server, self.fault = server, fault
 
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         if self._reach("ack", "before") != "lost":
-            self.server.acked |= sequences(replies)
+            self.server.acked |= set(messages.sequences)
         self._reach("ack", "after")
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         if self._reach("nak", "before") != "lost":
-            self.server.waiting += sorted(sequences(replies))
+            self.server.waiting += sorted(messages.sequences)
         self._reach("nak", "after")
 
     def _reach(self, step: str, side: str) -> str:

@@ -28,7 +28,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.keys import key_text
 from capture.ingest.layout import LONGEST_FOLDER, dated, guard, is_outside_blocks, layout
-from capture.ingest.record import Records
+from capture.ingest.record import Delivered, Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.leading import Leading
@@ -188,11 +188,11 @@ def test_an_entry_that_names_no_block_is_never_believed(path: str) -> None:
 
 
 class Ignored:
-    def ack(self, replies: list[bytes]) -> None:
+    def ack(self, messages: Delivered) -> None:
         pass
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
-        raise AssertionError(replies)
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
+        raise AssertionError(messages)
 
 
 def block(key: str, *sequences: int) -> SealedBlock:

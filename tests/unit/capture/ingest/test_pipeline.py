@@ -17,9 +17,9 @@ from capture.formats import parquet
 from capture.ingest.block import Limits, OpenBlocks, SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.pipeline import InFlight, capture
+from capture.ingest.record import Delivered
 from capture.partitioners import partitioner
 from capture.stores.memory import MemoryStore
-from natty.wire.ack import ack_tokens
 from natty.wire.message import Batch, RawMessage
 
 EVERYTHING = range(1, 25)
@@ -85,15 +85,15 @@ class Ledger:
         self.handed_back: set[int] = set()
         self.any_acked = asyncio.Event()
 
-    def ack(self, replies: list[bytes]) -> None:
-        sequences = {int(ack_tokens(reply)[5]) for reply in replies}
+    def ack(self, messages: Delivered) -> None:
+        sequences = set(messages.sequences)
         assert sequences <= self.disk.visible, "acknowledged before it was durable and visible"
         assert not sequences & self.acked, "acknowledged twice"
         self.acked |= sequences
         self.any_acked.set()
 
-    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
-        self.handed_back |= {int(ack_tokens(reply)[5]) for reply in replies}
+    def nak(self, messages: Delivered, delay: float = 0.0) -> None:
+        self.handed_back |= set(messages.sequences)
 
 
 async def no_pause(_: float) -> None:

@@ -12,50 +12,8 @@ from patient import NEVER, jump
 from capture.errors import NotAloneError
 from capture.ingest import source as source_module
 from capture.ingest.ack_floor import DeliveryGap, Floor
-from capture.ingest.source import Source, Unsettled
+from capture.ingest.source import Source
 from natty.wire.message import Batch
-
-
-def test_a_message_is_told_of_from_its_second_beat_on_until_it_is_settled() -> None:
-    unsettled = Unsettled()
-    unsettled.add([b"a", b"b"])
-    assert unsettled.beat() == []
-    unsettled.add([b"c"])
-    assert sorted(unsettled.beat()) == [b"a", b"b"]
-    unsettled.remove([b"a"])
-    assert sorted(unsettled.beat()) == [b"b", b"c"]
-    unsettled.remove([b"b", b"c"])
-    assert unsettled.beat() == []
-
-
-def test_messages_that_are_settled_between_two_beats_cost_the_server_nothing() -> None:
-    unsettled = Unsettled()
-    for turn in range(10):
-        replies = [b"%d.%d" % (turn, number) for number in range(5)]
-        unsettled.add(replies)
-        assert unsettled.beat() == []
-        unsettled.remove(replies)
-    assert len(unsettled) == 0
-
-
-def test_a_message_delivered_again_is_kept_alive_on_its_own() -> None:
-    unsettled = Unsettled()
-    unsettled.add([b"first delivery"])
-    unsettled.beat()
-    unsettled.add([b"second delivery"])
-    unsettled.remove([b"first delivery"])
-    assert unsettled.beat() == []
-    assert unsettled.beat() == [b"second delivery"]
-
-
-def test_what_is_left_in_the_end_is_taken_once() -> None:
-    unsettled = Unsettled()
-    unsettled.add([b"a"])
-    unsettled.beat()
-    unsettled.add([b"b"])
-    assert repr(unsettled) == "Unsettled(1 new, 1 old)"
-    assert sorted(unsettled.take()) == [b"a", b"b"]
-    assert unsettled.take() == []
 
 
 class Quiet:
@@ -66,7 +24,7 @@ class Quiet:
         self.stopped = asyncio.Event()
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        yield Batch([(b"s", b"the reply", b"", b"")])
+        yield Batch([(b"s", delivered(1, 1), b"", b"")])
         await self.stopped.wait()
 
     def in_progress(self, replies: list[bytes]) -> None:
@@ -88,7 +46,7 @@ async def test_the_server_is_told_of_a_message_by_two_thirds_of_ack_wait() -> No
             assert pull.told == []
             jump(ack_wait / 3)
         async with asyncio.timeout(60):
-            while pull.told != [b"the reply"]:
+            while pull.told != [delivered(1, 1)]:
                 await asyncio.sleep(0.01)
 
 
@@ -117,29 +75,29 @@ def test_of_blocks_that_are_stored_out_of_order_only_the_prefix_without_a_gap_is
     first, second, third = ([delivered(n, n) for n in range(start, start + 3)] for start in (1, 4, 7))
     for some in (first, second, third):
         come(floor, batch_of(*some))
-    assert floor.note_stored(second) == []
-    assert floor.note_stored(first[1:]) == []
-    assert acked(floor.note_stored(first[:1])) == [6]
-    assert acked(floor.note_stored(third[:2])) == [6]
-    assert acked(floor.note_stored(third[2:])) == [9]
+    assert floor.note_stored(batch_of(*second)) == []
+    assert floor.note_stored(batch_of(*first[1:])) == []
+    assert acked(floor.note_stored(batch_of(*first[:1]))) == [6]
+    assert acked(floor.note_stored(batch_of(*third[:2]))) == [6]
+    assert acked(floor.note_stored(batch_of(*third[2:]))) == [9]
 
 
 def test_an_ack_that_got_lost_is_repeated_with_the_next_block() -> None:
     floor = Floor()
     come(floor, batch_of(delivered(1, 1)))
     come(floor, batch_of(delivered(2, 2)))
-    assert acked(floor.note_stored([delivered(1, 1)])) == [1]
+    assert acked(floor.note_stored(batch_of(delivered(1, 1)))) == [1]
     come(floor, batch_of(delivered(1, 3, times=2)))
-    assert acked(floor.note_stored([delivered(1, 3, times=2)])) == [1]
+    assert acked(floor.note_stored(batch_of(delivered(1, 3, times=2)))) == [1]
 
 
 def test_what_was_handed_back_holds_the_acks_until_it_is_stored_after_all() -> None:
     floor = Floor()
     come(floor, batch_of(delivered(1, 1), delivered(2, 2)))
     come(floor, batch_of(delivered(3, 3)))
-    assert floor.note_stored([delivered(2, 2), delivered(3, 3)]) == []
+    assert floor.note_stored(batch_of(delivered(2, 2), delivered(3, 3))) == []
     come(floor, batch_of(delivered(1, 4, times=2)))
-    assert acked(floor.note_stored([delivered(1, 4, times=2)])) == [3]
+    assert acked(floor.note_stored(batch_of(delivered(1, 4, times=2)))) == [3]
 
 
 @pytest.mark.parametrize("numbers", [(4,), (3, 5), (2, 3), (1, 2), (3, 4, 6)])
@@ -150,8 +108,8 @@ def test_a_delivery_that_did_not_come_here_ends_all_acks_before_it(numbers: tupl
     came = [delivered(10 + n, n) for n in numbers]
     with pytest.raises(DeliveryGap, match=r"^delivery 2 was followed by \d, numbered \d to \d$"):
         come(floor, batch_of(*came))
-    floor.note_stored(came)
-    assert acked(floor.note_stored(before)) == [12]
+    floor.note_stored(batch_of(*came))
+    assert acked(floor.note_stored(batch_of(*before))) == [12]
 
 
 class AckAll:
@@ -187,7 +145,7 @@ def test_whatever_comes_is_stored_fails_and_comes_again_nothing_is_acked_that_is
     def commit(key: str) -> None:
         replies, open_blocks[key] = open_blocks[key], []
         stored.update(acked(replies))
-        assert server.ack(floor.note_stored(replies)) <= stored
+        assert server.ack(floor.note_stored(batch_of(*replies))) <= stored
 
     last = 0
     for _ in range(200):
@@ -269,7 +227,7 @@ async def test_what_was_lost_with_a_connection_is_asked_for_again_from_the_last_
     async with asyncio.timeout(60), alone(server) as source:
         async for batch in source:
             come += batch.sequences
-            source.ack(batch.replies)
+            source.ack(batch)
             if come[-3:] == [1, 2, 3]:
                 source.stop()
     assert server.asked == ["INFO", "RESET"] * 2
@@ -280,7 +238,7 @@ async def test_what_was_lost_with_a_connection_is_asked_for_again_from_the_last_
 async def acknowledge_all(source: Source) -> None:
     async with asyncio.timeout(60), source:
         async for batch in source:
-            source.ack(batch.replies)
+            source.ack(batch)
 
 
 async def test_a_delivery_to_somebody_else_ends_the_source_before_it_is_acked() -> None:

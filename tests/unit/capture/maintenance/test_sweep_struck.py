@@ -205,10 +205,10 @@ class Settled:
     def __init__(self):
         self.acked = []
 
-    def ack(self, replies):
-        self.acked += replies
+    def ack(self, messages):
+        self.acked += messages.replies
 
-    def nak(self, replies, delay=0.0):
+    def nak(self, messages, delay=0.0):
         raise AssertionError("handed back")
 
 

@@ -18,7 +18,7 @@ from capture.node.heal import Healer, Reading, Unstored, read_held_since
 from capture.node.status.backlog import Backlog
 from capture.node.status.progress import Missing, Progress, removal
 from capture.verification.explanation import _select_awaited
-from natty import LeadershipLostError, NattyError
+from natty import Batch, LeadershipLostError, NattyError
 from natty.jetstream import StoredMessage
 
 WAIT = 30.0
@@ -155,10 +155,10 @@ def healing(server, of, wanted, **settings):
 async def test_a_healed_message_is_acknowledged_only_where_that_counts_for_no_other(settings, acknowledged):
     server = Server(m3="S.eu", m5="S.eu")
     reading = healing(server, progress(), some(3, 5), **settings)
-    replies = [reply for batch in [one async for one in reading] for reply in batch.replies]
-    reading.ack(replies)
+    batch = Batch.join([one async for one in reading])
+    reading.ack(batch)
     assert reading.stored == reading.settled == some(3, 5)
-    assert server.sent == [(reply, b"+ACK") for reply in replies if acknowledged]
+    assert server.sent == [(reply, b"+ACK") for reply in batch.replies if acknowledged]
 
 
 async def test_what_lies_before_the_start_of_every_durable_is_not_healed():
@@ -223,7 +223,7 @@ class Healing:
 
     async def store(self, messages, acknowledger):
         async for batch in messages:
-            acknowledger.ack(batch.replies)
+            acknowledger.ack(batch)
 
     async def state(self, of, held, present, at):
         self.now = at

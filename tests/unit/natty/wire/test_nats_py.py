@@ -7,6 +7,7 @@ import ast
 import asyncio
 import inspect
 import re
+import socket
 import ssl
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +33,7 @@ METHODS = {  # of the client: those we override or call, as (coroutine function,
 }
 CLIENT = {"_server_info": {}, "_server_pool": [], "_current_server": None, "_transport": None}  # of a new client
 TRANSPORT = {"_io_reader": None, "_io_writer": None}  # of a new transport
-OF_ASYNCIO = {"_over_ssl"}
+OF_ASYNCIO = {"_over_ssl", "_eof", "_protocol"}
 
 
 def differences(client_class=Client, transport_class=TcpTransport):
@@ -122,8 +123,16 @@ def test_nats_py_raises_errors_of_one_root():
     assert {kind for kind in (Error, *Error.__subclasses__()) if not issubclass(kind, Exception)} == set()
 
 
-async def test_asyncio_still_asks_its_protocol_whether_it_is_over_tls():
-    assert asyncio.StreamReaderProtocol(asyncio.StreamReader())._over_ssl is False
+async def test_asyncio_still_has_what_a_session_uses_of_its_streams():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        assert isinstance(writer._protocol, asyncio.StreamReaderProtocol)
+        assert (writer._protocol._over_ssl, reader._eof) == (False, False)
+        reader.feed_eof()
+        assert reader._eof is True
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_the_minor_version_that_is_required_is_the_one_that_the_tests_run_on():
