@@ -70,7 +70,7 @@ class JoinSettings(TypedDict, total=False):
     max_ack_pending: int
     """Unfinished messages of this member. Default 500."""
     max_bytes: int
-    """Bytes of unfinished messages that this instance holds. Default 32 MiB."""
+    """Bytes of unfinished messages that this instance holds; more while it takes over. Default 32 MiB."""
     shutdown_timeout: float
     """Seconds that running handlers have to finish when partitions or the pin are handed over. Default 10.0."""
     consumer: ConsumerConfig

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from natty.consuming.work import Receipts, Work
+from natty.elections import clock
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
 from natty.groups.forgotten import Forgotten
 from natty.groups.settings import PRIORITY_GROUP, Timings
@@ -234,8 +235,11 @@ class Reading:
         stint.extend(min(kept.until, self._limit()))
         if not stint.watched:
             self._watch_lease(stint)
-        if not stint.open and not stint.over and self._holds_all(stint, kept.info):
-            self._take_over_after_look(stint, kept.info)
+        if not stint.open and not stint.over:
+            if missing := self._count_missing(stint, kept.info):
+                self._require(stint, missing)
+            else:
+                self._take_over_after_look(stint, kept.info)
         return stint.may_start() or stint.over
 
     def _watch_lease(self, stint: PinnedStint) -> None:
@@ -262,8 +266,8 @@ class Reading:
             logger.warning("%s/%s: the lease of our pin expired without a renewal", self.stream, self.consumer)
             self._changed()
 
-    def _holds_all(self, stint: PinnedStint, info: dict[str, Any]) -> bool:
-        """Return whether every message that our predecessor got is finished, or has come to us.
+    def _count_missing(self, stint: PinnedStint, info: dict[str, Any]) -> int:
+        """Return how many messages that our predecessor got are neither finished nor have come to us.
 
         The server counted the unfinished messages after a certain delivery. Only messages delivered up to that one are
         compared, since more may have come after the count.
@@ -271,7 +275,15 @@ class Reading:
         delivered = info["delivered"]["consumer_seq"]
         replies = (*self._iterate_held(), *(raw[1] for raw in stint.early))
         held = {identity_of(reply) for reply in replies if delivery_of(reply) <= delivered}
-        return int(info["num_ack_pending"]) <= len(held)
+        return max(0, int(info["num_ack_pending"]) - len(held))
+
+    def _require(self, stint: PinnedStint, missing: int) -> None:
+        """Request messages of our predecessor even if those that arrived before them use up our credit.
+
+        Not before an ack wait has passed: until then the server would send more new messages instead.
+        """
+        if clock() >= stint.since + self._timings.ack_wait:
+            self._pull.require(missing)
 
     def _take_over_after_look(self, stint: PinnedStint, info: dict[str, Any]) -> None:
         """Begin once the server is sure to deliver all unacknowledged messages; other tasks keep the pin meanwhile.

@@ -94,6 +94,7 @@ class PinnedStint(Stint):
         self._margin = margin  # seconds before its end at which handlers are stopped, and no more are started
         self._memory = memory
         self.open = False  # whether all messages that our predecessor had are settled, or came to us
+        self.since = clock()  # when we began to wait for that
         self.interruptions = 0
         self.early: list[RawMessage] = []  # messages that arrived before it was open
         self._changed = asyncio.Event()
@@ -131,7 +132,7 @@ class PinnedStint(Stint):
 
     def interrupt(self) -> None:
         """Let no handler start until `begin` is called again: messages that were sent to us may come late."""
-        self.open = False
+        self.open, self.since = False, clock()
         self.interruptions += 1
 
     def end(self) -> None:

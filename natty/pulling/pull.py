@@ -24,7 +24,7 @@ from natty.jetstream import JetStream
 from natty.names import check_name
 from natty.pulling.pin import Pin
 from natty.pulling.requests import PullOptions, Requests, hand_back, read_status, split_statuses
-from natty.wire.ack import ACK, ACKS, IN_PROGRESS, nak, start_of_first_delivery
+from natty.wire.ack import ACK, IN_PROGRESS, line_of_first_deliveries, nak
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage
 
@@ -60,8 +60,8 @@ class Request:
 class Credit:
     """Messages and bytes that may be requested: the bounds minus those requested (asked) or unfinished (held).
 
-    Both together never exceed the bounds, at any speed of the reader; the only exception is a message that is larger
-    than `max_bytes`: it is requested alone, when no other is requested or held. Pure: no clock, no socket.
+    Both together never exceed the bounds, at any speed of the reader, with two exceptions: a message larger than
+    `max_bytes` is requested alone, when no other is requested or held; and see `request`. Pure: no clock, no socket.
     Protocol: ADR-37 and ADR-13. If the server has no more messages for a request, or the next message doesn't fit, it
     ends the request with the messages and bytes left of it. If the bytes are used up exactly, it sends no status.
     """
@@ -85,20 +85,27 @@ class Credit:
         self._request_messages = messages if messages > 0 else math.inf
         self._request_bytes = size_bytes if size_bytes > 0 else math.inf
 
-    def request(self) -> Request | None:
-        """Return the next request and count it as asked; None if there is no room, or too little for a request."""
+    def request(self, required: int = 0) -> Request | None:
+        """Return the next request and count it as asked; None if there is no room, or too little for a request.
+
+        `required` is how many messages must come before others can be finished. If there is no room for them, they are
+        requested beyond the bounds, once nothing else is requested.
+        """
         at_once = min(self.max_messages, SHARES * self._request_messages)
         messages = int(min(self.max_messages - self.held_messages, at_once) - self.asked_messages)
         size = self.max_bytes - self.asked_bytes - self.held_bytes
-        too_large = self._refused >= min(self.max_bytes, self._request_bytes)
+        enough = messages > 0 and self._refused < min(self.max_bytes, self._request_bytes)
         if self.asked_messages or self.held_messages:
             enough_bytes = max(self.max_bytes // SHARES, min(2 * self._refused, self.max_bytes), 1)
-            if too_large or messages < max(at_once // SHARES, 1) or size < enough_bytes:
-                return None
-        elif too_large:
-            self.asked_messages, self.asked_bytes = 1, self.max_bytes
-            return Request(1, 0)
-        return self._size_request(messages, size)
+            enough = enough and messages >= at_once // SHARES and size >= enough_bytes
+        else:
+            required = required or 1
+        if enough:
+            return self._size_request(messages, size)
+        if self.asked_messages or not required:
+            return None
+        self.asked_messages, self.asked_bytes = int(min(required, self._request_messages)), self.max_bytes
+        return Request(self.asked_messages, 0)
 
     def _size_request(self, messages: int, size: int) -> Request:
         """Return a request for a share of the bytes, and for no more messages than fill it if bytes are scarce."""
@@ -318,6 +325,10 @@ class Pull:
         self._credit.finish(messages, size_bytes)
         self._ask()
 
+    def require(self, messages: int) -> None:
+        """Request messages that must come before others can be finished: beyond the bounds if there is no room."""
+        self._ask(messages)
+
     def ack(self, replies: list[bytes]) -> None:
         """Acknowledge messages, joined into one write. NotConnectedError: they are delivered again."""
         self._connection.send_to_each(replies, ACK)
@@ -436,13 +447,13 @@ class Pull:
         else:
             self._expect()
 
-    def _ask(self) -> None:
-        """Send the requests that the credit allows, if any."""
+    def _ask(self, required: int = 0) -> None:
+        """Send the requests that the credit allows, if any; see `Credit.request`."""
         requests, pin = self._session.requests, self._pin
         if requests is None or self._stopping or self._retry_at or not self._connection.connected:
             return
         # one request until we are pinned: the server keeps those without our id waiting then
-        while not (pin and not pin.id and self._credit.asked_messages) and (request := self._credit.request()):
+        while not (pin and not pin.id and self._credit.asked_messages) and (request := self._credit.request(required)):
             requests.ask(
                 request.batch,
                 self._expires,
@@ -469,7 +480,7 @@ class Pull:
         self._retry_delay, self._gone_since = RETRY_DELAY, 0.0
 
     def _receive(self, session: _Session, batch: Batch) -> None:
-        first = session.first = session.first or _first_delivery(batch.replies)
+        first = session.first = session.first or line_of_first_deliveries(batch.replies)
         firsts = b"\n".join([b"", *batch.replies]).count(first) if first else 0
         data, statuses = (batch, ()) if firsts == len(batch) else split_statuses(batch)
         current = session is self._session
@@ -587,14 +598,3 @@ class Pull:
                 await self._connection.flush(max(0.001, deadline - loop.time()))
             except NattyError:
                 return
-
-
-def _first_delivery(replies: list[bytes]) -> bytes:
-    """Return a line break and the prefix of ack subjects of first deliveries; b"" if there is no ack subject.
-
-    The line break is the separator of subjects that are joined for counting, so it matches only at their beginning.
-    """
-    for reply in replies:
-        if reply.startswith(ACKS):
-            return b"\n" + start_of_first_delivery(reply)
-    return b""

@@ -125,6 +125,17 @@ def start_of_first_delivery(reply: bytes) -> bytes:
     return b".".join([*tokens[: 4 + _shift(len(tokens))], b"1", b""])
 
 
+def line_of_first_deliveries(replies: list[bytes]) -> bytes:
+    """Return a line break and the start of ack subjects of first deliveries; b"" if there is no ack subject.
+
+    The line break is the separator of subjects that are joined for counting, so it matches only at their beginning.
+    """
+    for reply in replies:
+        if reply.startswith(ACKS):
+            return b"\n" + start_of_first_delivery(reply)
+    return b""
+
+
 def nak(delay: float = 0.0) -> bytes:
     """Return what asks for a message to be delivered again, after `delay` seconds."""
     return b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay > 0 else b"-NAK"

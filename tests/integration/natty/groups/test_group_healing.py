@@ -9,6 +9,7 @@ from group_members import LONG, QUICK, consumer, has_state, make, publish, start
 from patient import PATIENCE, PATIENT
 
 from natty import Natty, NattyError
+from natty.groups.place import Place
 
 
 async def test_a_consumer_that_is_deleted_by_hand_is_made_again_and_nothing_is_lost(natty, group, notes):
@@ -167,6 +168,38 @@ async def test_a_standby_takes_over_from_a_pinned_process_that_is_killed_or_stan
             assert log.read_text().splitlines()[-1].split()[::2] == ["O", "4"]
     assert notes.ordered
     assert log.read_text().count("E ") == 0
+
+
+NARROW = [  # (max_ack_pending of the consumer, options of the successor, messages that its predecessor holds)
+    (6, {"max_ack_pending": 6}, 1),  # the rest of its credit is too little for a request
+    (100, {"max_ack_pending": 100, "max_bytes": 4096}, 4),
+    (100, {"max_ack_pending": 6}, 12),
+]
+
+
+@pytest.mark.parametrize(("pending", "options", "count"), NARROW, ids=["messages", "bytes", "fewer than before"])
+async def test_a_successor_with_too_little_credit_gets_the_messages_of_its_predecessor(
+    natty, group, notes, go, pending, options, count
+):
+    place = Place(natty.jetstream, group, "m1", {"ack_wait": 2.0, "max_ack_pending": pending})
+    await place.make([f"{partition}.{group.stream}.*" for partition in range(4)])
+    theirs = go.pull(group.consumed_stream, "m1", batch=count)
+    await fill(natty, group, range(count))
+    await until(lambda: sum(bool(raw[1]) for raw in theirs) == count)
+    async with group.join("m1", notes.handler(), ack_wait=2.0, dead_letters=False, **options) as m1:
+        await has_state(m1, "standby")
+        await fill(natty, group, range(count, count + 20))
+        for raw in theirs:  # it is alive until now
+            natty.connection.send(raw[1], b"+WPI")
+        await m1.step_down()  # our open request gets as many new messages as it may, and then ends
+        await notes.have(count + 20)
+    assert notes.ordered
+
+
+async def fill(natty, group, numbers):
+    """Publish numbers on one key, as messages of about 1 KiB."""
+    for number in numbers:
+        await natty.publish(f"{group.stream}.k", b"%1000d" % number)
 
 
 @pytest.mark.long

@@ -197,3 +197,41 @@ def test_a_size_is_what_the_server_counts():
     assert (
         size_of([(b"orders.eu", b"$JS.ACK.s.d.1.1.1.1.0", b"NATS/1.0\r\n\r\n", b"abc"), (b"a", b"b", b"", b"")]) == 47
     )
+
+
+@pytest.mark.parametrize("too_small", [False, True])
+def test_required_messages_are_requested_beyond_the_bounds_when_nothing_else_is_requested(too_small):
+    credit = Credit(10, 3000)
+    assert credit.request() == Request(10, 1000)
+    credit.hold(8, 400)
+    assert credit.request(2) is None  # the request is still open
+    credit.end_request(2, 600, too_small=too_small)
+    assert credit.request() is None
+    assert credit.request(2) == Request(2, 0)
+    assert credit.request(2) is None
+    credit.hold(2, 5000)
+    assert (credit.asked_messages, credit.held_messages) == (0, 10)
+    assert credit.request(30) == Request(30, 0)
+    credit.end_request(30, 0)
+    credit.finish(10)
+    assert credit.request(2).max_bytes > 0
+
+
+def test_required_messages_are_requested_when_bytes_are_scarce():
+    credit = Credit(100, 3000)
+    credit.hold(20, 2500, asked=False)
+    assert credit.request() is None
+    assert credit.request(2) == Request(2, 0)
+
+
+def test_required_messages_are_requested_within_all_bounds_if_there_is_room():
+    credit = Credit(300, 3000)
+    credit.limit(20, 0)
+    assert credit.request(1) == Request(20, 1000)
+
+
+def test_the_consumers_own_limit_also_holds_for_required_messages():
+    credit = Credit(300, 3000)
+    credit.limit(20, 0)
+    credit.hold(299, 299, asked=False)
+    assert credit.request(50) == Request(20, 0)

@@ -2,6 +2,7 @@ import pytest
 
 from natty.wire import ack
 
+STATUS = b""  # a status has no ack subject
 PLAIN = b"$JS.ACK.ORDERS.billing.3.17.4.1795262022442657374.5"
 LONG = b"$JS.ACK.hub.Zx81hash.ORDERS.billing.3.17.4.1795262022442657374.5.x7Kq"
 
@@ -41,3 +42,18 @@ def test_what_is_sent_to_give_a_message_up_names_the_reason():
     assert ack.term("no such customer") == b"+TERM no such customer"
     with pytest.raises(TypeError, match="must be a str and is of type int"):
         ack.term(7)
+
+
+@pytest.mark.parametrize("head", [b"$JS.ACK.ORDERS.d", b"$JS.ACK.hub.Zx81hash.ORDERS.d"])
+def test_the_ack_subject_of_a_first_delivery_is_told_from_a_later_one_in_both_forms(head):
+    tail = b".17.4.1795262022442657374.0" + (b".x7Kq" if b"hub" in head else b"")
+    first = ack.line_of_first_deliveries([STATUS, head + b".3" + tail])
+    assert (b"\n" + head + b".1" + tail).startswith(first)
+    assert not (b"\n" + head + b".3" + tail).startswith(first)
+    assert not (b"\n" + head + b".11" + tail).startswith(first)
+
+
+@pytest.mark.parametrize("other", [STATUS, b"$KV.leaders.a.b.c.d.e.f", b"_INBOX.x.y"])
+def test_what_is_no_delivery_tells_nothing_of_it(other):
+    assert ack.line_of_first_deliveries([other]) == b""
+    assert ack.line_of_first_deliveries([other, b"$JS.ACK.S.d.2.1.1.1.0"]) == b"\n$JS.ACK.S.d.1."
