@@ -307,6 +307,7 @@ class Membership:
             self.work,
             self._memory,
             (min(limits, default=MAX_ACK_PENDING), self.options.max_bytes),
+            config,
             changed=self._on_reading,
             limit=lambda: self.limit(),
             longest=self.longest,

@@ -47,6 +47,7 @@ class Reading:
         work: Work,
         memory: Memory,
         credit: tuple[int, int],
+        config: dict[str, Any],
         *,
         changed: Callable[[], None],
         limit: Callable[[], float] = lambda: float("inf"),
@@ -65,6 +66,7 @@ class Reading:
             max_messages=credit[0], max_bytes=credit[1], expires=timings.pull_expires, heartbeat=timings.pull_heartbeat
         )
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
+        self._pull.respect(config)
         self._receipts = Receipts(self._pull)
         self._pinned = asyncio.Event()
         self._forgotten = Forgotten(jetstream, place[:2], (work.letters, work.consumer), self._holds, changed)

@@ -542,7 +542,7 @@ class Pull:
             config = (await self._jetstream.request(info, timeout=LOOK_TIMEOUT))["config"]
             if target := config.get("deliver_subject"):
                 raise ConfigError(f"{self._name} is a push consumer, it sends its messages to {target}: {PULL_ONLY}")
-            self._respect(config)
+            self.respect(config)
         except ConfigError:
             raise
         except ConsumerNotFoundError as error:
@@ -555,8 +555,8 @@ class Pull:
             self._retry_at = time.monotonic() + self._retry_delay
             self._retry_delay = min(2 * self._retry_delay, RETRY_DELAY_MAX)
 
-    def _respect(self, config: dict[str, int]) -> None:
-        """Apply the consumer's limits of one request."""
+    def respect(self, config: dict[str, int]) -> None:
+        """Apply the consumer's limits of one request; with a pin, its owner calls this before it begins to read."""
         self._credit.limit(config.get("max_batch", 0), config.get("max_bytes", 0))
         longest = config.get("max_expires", 0) / NANOSECONDS or math.inf
         self._expires = min(self.options.expires, longest)

@@ -221,6 +221,15 @@ async def exists(natty, group):
         return False
 
 
+@pytest.mark.parametrize("limits", [{"max_batch": 2}, {"max_bytes": 500}, {"max_expires": 1.0}])
+async def test_a_members_requests_are_within_the_limits_of_its_consumer(natty, group, notes, limits):
+    await publish(natty, group.stream, range(2))
+    async with group.join("m1", notes.handler(), consumer=limits, **LONG) as m1:
+        await notes.have(16)
+        assert m1.lost == 0
+    assert notes.ordered
+
+
 async def test_a_member_has_batches_of_one_key_in_order(natty, group):
     lots = []
 
