@@ -29,6 +29,8 @@ WEIGHTS = {"join": 3, "leave": 3, "kill": 3, "stop": 2, "edit": 3, "purge": 2, "
 MEMBERS = ("m1", "m2", "m3", "m4", "m5")
 PURGED = "purged"  # a key that is not judged
 GONE_WITHIN = 120.0  # seconds until a process must have left
+DESCRIBED_AFTER = 2.0  # seconds that a process has to write down its state
+MOST_SHOWN = 12_000  # characters of what a process wrote
 
 
 @dataclass(kw_only=True)
@@ -233,8 +235,23 @@ class Chaos:
                 if state != before:
                     before, since = state, time.monotonic()
             if time.monotonic() - since > 2 * PATIENCE:
-                raise AssertionError(f"the group stands still: {before}; processes {self.alive()}")
+                raise AssertionError(f"the group stands still: {before}\n{await self._describe(natty)}")
             await asyncio.sleep(0.1)
+
+    async def _describe(self, natty):
+        """Return what the server says of the members' consumers, and what each process believes and has logged."""
+        answer = await natty.jetstream.request(f"CONSUMER.LIST.{self.name}-g")
+        found = [f"listed {self.listed}, faults {dict(self.faults)}, outages {len(self.outages)}"]
+        for info in answer["consumers"] or []:
+            facts = {name: value for name, value in info.items() if name not in ("config", "stream_name", "cluster")}
+            found.append(f"consumer {facts}, filters {info['config'].get('filter_subjects')}")
+        for name in self.alive():
+            self.started[name].send_signal(signal.SIGUSR1)
+        await asyncio.sleep(DESCRIBED_AFTER)
+        for name in self.alive():
+            text = (self.folder / f"{name}.err").read_text()[-MOST_SHOWN:]
+            found.append(f"--- {name}, an instance of {self.member_of[name] or 'an automatic member'}:\n{text}")
+        return "\n".join(found)
 
     def close(self):
         for process in self.started.values():

@@ -5,15 +5,17 @@
 A message's payload is `<key> <number>`. Lines: a letter, nanoseconds of the monotonic clock, and for S (a handler
 began), E (it succeeded) and C (it was cut short) the key and the number. P: the process was paused until then, for this
 many nanoseconds. O: the total number of handlers that overran their lease. L: it lost pin or consumer. F: the server
-has all acks from before the time that follows. After SIGTERM it leaves. With `forgetful` it never sends one ack of ten:
-the judge has to detect the consequences.
+has all acks from before the time that follows. After SIGTERM it leaves. At SIGUSR1 it prints its state. With
+`forgetful` it never sends one ack of ten: the judge has to detect the consequences.
 """
 
 import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
+import signal
 import sys
 import time
 
@@ -48,6 +50,29 @@ def forget_some_acks(work):
         succeed(turns)
 
     work._succeed = forgetful
+
+
+def describe(membership):
+    """Print what this instance believes: its reading, pin, credit and messages, and where its tasks wait."""
+    reading, work = membership._reading, membership.work
+    lines = [f"{membership!r}: {membership._instance!r} {membership.counts}"]
+    if reading is not None:
+        pull, stint = reading._pull, reading.stint
+        early = len(stint.early) if stint is not None else 0
+        silent = time.monotonic() - pull._heard
+        lines += [
+            f"{reading!r}: {reading._pin!r}, {early} early, {reading._forgotten!r}, refused: {reading.refused}",
+            f"{pull!r}: {pull.counts}, {len(pull._arrived)} arrived",
+            f"answers owed: {pull._owed}, heard {silent:.1f} s ago, retry at {pull._retry_at}",
+        ]
+    lines += [
+        f"{work!r}: {work._lanes!r}, {len(work._running)} running, {len(work._waiting)} waiting for the stint,"
+        f" {len(work._later)} to be tried again"
+    ]
+    print(*lines, sep="\n", file=sys.stderr)
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=4, file=sys.stderr)
+    sys.stderr.flush()
 
 
 async def main(settings):
@@ -91,6 +116,7 @@ async def main(settings):
         membership = group.join(settings["member"] or None, handle, on_event=lossy(say), **settings["options"])
         beside = [asyncio.create_task(job) for job in (beat(), confirm())]
         async with membership:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, describe, membership)
             if settings.get("forgetful"):
                 forget_some_acks(membership.work)
             with stop_on_signals(membership.leave):
@@ -102,4 +128,5 @@ async def main(settings):
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(main(json.loads(sys.argv[1])))
