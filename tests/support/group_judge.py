@@ -79,18 +79,22 @@ def judge(logs, ended, published, window, *, killed=(), outages=()):
         verdict.lost += [f"{key} {number}" for number in range(count) if number not in first]
         order = sorted(first, key=first.get)
         verdict.unordered += [f"{key}: {a} after {b}" for b, a in pairwise(order) if a < b]
-        verdict.again += _unexcused(key, of_key, flights)
+        verdict.again += _unexcused(key, of_key, flights, pauses, window * 1e9)
         verdict.begun_again += sum(times > 1 for times in Counter(run[2] for run in of_key).values())
         _overlaps(key, of_key, pauses, window * 1e9, verdict)
     return verdict
 
 
-def _unexcused(key, of_key, flights):
-    """Yield repeated runs without an excuse: the message was handled and acknowledged before, without a loss."""
+def _unexcused(key, of_key, flights, pauses, window):
+    """Yield repeated runs without an excuse: the message was handled and acknowledged before, without a loss.
+
+    A process may be paused when it has decided to begin: it begins at the end of the pause, though its lease is over.
+    """
     before = {}
     for run in of_key:
         began, _, number, process, _ = run
-        if (last := before.get(number)) is not None and not flights[last[3]].excuses(last, began):
+        last = before.get(number)
+        if last and not flights[last[3]].excuses(last, began) and not _paused((began, began, *run[2:]), pauses, window):
             yield f"{key}: {number} in {process} after {last[3]}"
         before[number] = run
 

@@ -82,6 +82,15 @@ def test_a_message_is_begun_once_more_only_where_it_was_in_flight_at_a_loss(tmp_
     assert verdict.again == ([] if excused else ["k0: 0 in b after a"])
 
 
+@pytest.mark.parametrize(("paused", "excused"), [(3, True), (1, False)])
+def test_a_message_is_begun_once_more_by_a_process_that_was_paused_when_it_began(tmp_path, paused, excused):
+    logs = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    logs["a"].write_text("".join(f"{line}\n" for line in [*DONE, HAVE_ACK]))
+    logs["b"].write_text(f"S {5 * SECOND} k0 0\nP {5 * SECOND + 1} {paused * SECOND}\nE {6 * SECOND} k0 0\n")
+    verdict = judge(logs, {}, {"k0": 1}, 2.0)
+    assert verdict.again == ([] if excused else ["k0: 0 in b after a"])
+
+
 def test_one_loss_excuses_one_more_beginning_each_time_that_it_is_in_flight(tmp_path):
     logs = {name: tmp_path / name for name in "abc"}
     logs["a"].write_text(f"S {1 * SECOND} k0 0\n")
