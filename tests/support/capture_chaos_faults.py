@@ -23,7 +23,7 @@ KILLS["fresh"] = KILLS["folder"] | {"kill_table": 4}  # of a folder whose table 
 OTHERS = {"stop": 4, "term": 3, "cut": 2, "half_open": 2, "mute": 2, "server": 2, "fail": 2, "full": 2}
 REMOVALS = {"purge": 3, "rollup": 2, "delete": 2}
 OF_S3 = {"store": 2, "hang": 2, "lie": 2, "lose": 2}
-WITHIN = PATIENCE / 2  # seconds until a request must come that a fault waits for
+WITHIN = PATIENCE / 2  # seconds that a leader has for a commit: otherwise, look which node leads now
 REFUSED = Say(500, "InternalError")
 FULL = Say(507, "XMinioStorageFull")
 
@@ -64,9 +64,10 @@ class Faults:
         """Play one fault to its end, on `node` if any node will do. StuckError."""
         try:
             async with asyncio.timeout(8 * PATIENCE):
-                self.played[await getattr(self, f"_{kind}")(node, dice) or kind] += 1
+                await getattr(self, f"_{kind}")(node, dice)
         except TimeoutError:
             raise StuckError(f"the fault {kind} did not come to its end; {node!r}: {node.last_lines()}") from None
+        self.played[kind] += 1
 
     # Nodes.
 
@@ -75,48 +76,42 @@ class Faults:
             await node.at_work()
             await asyncio.sleep(dice.uniform(0, 1))
             if node.kill():
-                return "kill"
+                return
 
     async def _kill_put(self, node, dice):
         """Kill the node that stores the next block or entry, before or after the network call."""
         folder = dice.choice(("blocks/", "_entries/"))
-        return await self._kill_at(lambda request: _is(request, "PUT", folder), node, dice)
+        await self._kill_at(lambda request: _is(request, "PUT", folder), dice)
 
     async def _kill_sweep(self, node, dice):
         """Kill the sweep's leader: at its new manifest, or when it has begun to remove the entries that this adopts."""
         if self.store.kind == "folder":
-            return await self._kill_sweep_of_folder(node, dice)
-        if dice.choice((True, False)):
-            return await self._kill_at(lambda request: _is(request, "PUT", "_manifest/"), node, dice)
-        return await self._kill_at(_removes_entries, node, dice)
+            await self._kill_at_commit(SWEEP, "_manifest", dice)
+        elif dice.choice((True, False)):
+            await self._kill_at(lambda request: _is(request, "PUT", "_manifest/"), dice)
+        else:
+            await self._kill_at(_removes_entries, dice)
 
-    async def _kill_at(self, wanted, node, dice):
-        answer, killed = dice.choice((REFUSED, LOSE_ANSWER)), []
-
-        def strike(sender):
-            killed.append(sender.kill())
-            return answer
-
-        await self._at_request(wanted, strike)
-        return None if any(killed) else await self._kill(node, dice)
-
-    async def _kill_sweep_of_folder(self, node, dice):
-        return await self._kill_at_commit(SWEEP, "_manifest", node, dice)
+    async def _kill_at(self, wanted, dice):
+        """Kill the node that sends the next wanted request, and refuse the request or lose its answer."""
+        answer = dice.choice((REFUSED, LOSE_ANSWER))
+        await self._at_request(wanted, lambda sender: answer if sender.kill() else None)
 
     async def _kill_table(self, node, dice):
         """Kill the compaction's leader at a commit of the table, in a folder."""
-        return await self._kill_at_commit(COMPACTION, "_table", node, dice)
+        await self._kill_at_commit(COMPACTION, "_table", dice)
 
-    async def _kill_at_commit(self, office, name, node, dice):
-        folder = self.store.root / name
-        leader = await self._leader(office)
-        before = _newest(folder)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WITHIN):
-                while _newest(folder) == before:
-                    await asyncio.sleep(0.001)
-        await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 0.1))))  # between document, head and hint
-        return None if leader.kill() else await self._kill(node, dice)
+    async def _kill_at_commit(self, office, name, dice):
+        """Kill the leader when a commit has appeared in a folder; if it ends before, wait for the next leader."""
+        folder, killed = self.store.root / name, False
+        while not killed:
+            leader, before = await self._leader(office), _newest(folder)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WITHIN):
+                    while _newest(folder) == before:
+                        await asyncio.sleep(0.001)
+                    await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 0.1))))  # between document, head and hint
+                    killed = leader.kill()
 
     async def _leader(self, office):
         """Wait until a node leads."""
@@ -256,13 +251,11 @@ class Faults:
     async def _lie(self, node, dice):
         """Answer for one block or entry that it is stored, without storing it."""
         folder = dice.choice(("blocks/", "_entries/"))
-        told = await self._at_request(lambda request: _is(request, "PUT", folder), lambda sender: LIE)
-        return "lie" if told else "nothing"
+        await self._at_request(lambda request: _is(request, "PUT", folder), lambda sender: LIE)
 
     async def _lose(self, node, dice):
         """Store an object, and lose the answer."""
-        lost = await self._at_request(lambda request: request.method == "PUT", lambda sender: LOSE_ANSWER)
-        return "lose" if lost else "nothing"
+        await self._at_request(lambda request: request.method == "PUT", lambda sender: LOSE_ANSWER)
 
     async def _limited(self, node, what, most, dice):
         await node.at_work()
@@ -276,23 +269,21 @@ class Faults:
                 await _a_while(dice, longest=4.0)
 
     async def _at_request(self, wanted, answer):
-        """Answer the first wanted request of any node; return whether one came."""
+        """Wait for a wanted request of any node, and answer it, or the next one if `answer` returns None."""
         done = asyncio.Event()
 
         def fault_of(node):
             def fault(request):
-                if done.is_set() or not wanted(request):
-                    return None
-                done.set()
-                return answer(node)
+                given = answer(node) if wanted(request) and not done.is_set() else None
+                if given is not None:
+                    done.set()
+                return given
 
             return fault
 
         async with self._storing:
-            with _faulty(self.nodes, fault_of), contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WITHIN):
-                    await done.wait()
-        return done.is_set()
+            with _faulty(self.nodes, fault_of):
+                await done.wait()
 
 
 @contextlib.contextmanager
