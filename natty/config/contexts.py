@@ -53,7 +53,9 @@ def find_selected(environment: Mapping[str, str]) -> str:
     """Return the name of the selected context, "" if there is none. ConfigError if its file is broken."""
     file = _home(environment) / "context.txt"
     try:
-        return file.read_text("utf-8").strip() if file.is_file() else ""
+        return file.read_text("utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
     except OSError as error:
         raise ConfigError(f"{file}, which names the nats context, can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
