@@ -20,7 +20,7 @@ class SqlEntries:
     """
 
     def __init__(self, name: str, properties: dict[str, str]) -> None:
-        self._catalog = SqlCatalog(name, **properties)
+        self._catalog = _Catalog(name, **properties)
 
     def __repr__(self) -> str:
         return f"SqlEntries({self._catalog.name!r})"
@@ -68,6 +68,17 @@ class SqlEntries:
             IcebergTables.table_namespace == namespace,
             IcebergTables.table_name == table,
         ]
+
+
+class _Catalog(SqlCatalog):
+    """pyiceberg's own leaves connections open if the database refuses its first statements."""
+
+    def __init__(self, name: str, **properties: str) -> None:
+        try:
+            super().__init__(name, **properties)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _split(wanted: Wanted) -> tuple[str, str]:

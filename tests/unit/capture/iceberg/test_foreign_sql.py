@@ -1,5 +1,6 @@
 """The table in pyiceberg's SQL catalog, in a file: registered, moved, contended for, read by other engines."""
 
+import gc
 import shutil
 import sqlite3
 import uuid
@@ -21,6 +22,19 @@ from capture.iceberg.foreign_sql import SqlEntries
 from capture.node.user_catalog import UserCatalog
 
 NAME = "0000000012-7-" + "ab" * 16 + ".metadata.json"
+
+
+def open_connections():
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, sqlite3.Connection) and is_open(one)]
+
+
+def is_open(connection):
+    try:
+        connection.cursor()
+    except sqlite3.ProgrammingError as error:
+        return "closed" not in str(error)
+    return True
 
 
 @pytest.fixture
@@ -206,6 +220,7 @@ async def test_a_locked_database_is_a_catalog_that_is_away(archive, tmp_path):
     try:
         with pytest.raises(CatalogAwayError, match="database is locked"):
             await other.set(archive.table, "S")
+        assert open_connections() == [locking]
     finally:
         locking.close()
     assert await other.set(archive.table, "S") == MOVED, "it connects again"
