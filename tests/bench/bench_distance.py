@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import os
 import sys
 import tempfile
@@ -65,7 +66,7 @@ class Counted:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if not asyncio.iscoroutinefunction(found):
+        if not inspect.iscoroutinefunction(found):
             return found
 
         async def call(*arguments: Any, **options: Any) -> Any:

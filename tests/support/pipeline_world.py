@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import io
 
 import msgspec
@@ -59,7 +60,7 @@ class Striking:
 
     def __getattr__(self, name):
         found = getattr(self._store, name)
-        if not asyncio.iscoroutinefunction(found):
+        if not inspect.iscoroutinefunction(found):
             return found
 
         async def call(*args, **options):

@@ -89,7 +89,7 @@ async def test_an_error_of_the_users_driver_becomes_a_store_error_with_operation
         ("shelvez:shelf", r"can't be loaded: ModuleNotFoundError: .*\. Write \./shelvez:shelf for a folder"),
         ("shelves:chest", "can't be loaded: AttributeError"),
         ("shelves:number", "is not a function but int"),
-        ("shelves:needy", "can't be called with no arguments: missing a required argument: 'bucket'"),
+        ("shelves:needy", "can't be called with no arguments: missing a required (keyword-only )?argument: 'bucket'"),
         ("shelves:needy?bukket=x", "can't be called with bukket: "),
         ("shelves:shelf?bucket", "is not name=value&name=value"),
         ("shelves:shelf?bucket=a&bucket=b", "shelves:shelf: the text after the \\? has bucket more than once"),
