@@ -16,7 +16,7 @@ from natty.testing import NatsServer
 
 pytestmark = pytest.mark.long
 
-SHORT = {"every": 0.5, "max_age": 0.4, "max_messages": 200, "ack_wait": 3.0, "lease": 0.6}
+SHORT = {"every": 0.5, "max_age": 0.4, "max_messages": 200, "ack_wait": 3.0, "lease": 2.0}
 
 
 @pytest.fixture
