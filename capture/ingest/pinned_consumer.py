@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from typing import Any
 
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from capture.ingest.record import Delivered
@@ -50,6 +51,7 @@ class PinnedReader:
         self._repeated = Repeated(log)
         self._unsettled = Unsettled()
         self._pin = self._new_pin()
+        self._config: dict[str, Any] = {}  # as last seen; a request beyond its limits ends a pull, and we look again
         self._pull: Pull | None = None
         self._until = 0.0  # until then no other node is pinned, by `leader.clock`
         self._withheld: list[bytes] = []  # an acknowledgement that was due after that
@@ -154,6 +156,7 @@ class PinnedReader:
         """Pull until `read` returns False, or the consumer, the pin or the connection changes."""
         options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4)
         pull = self._pull = Pull(self._natty.jetstream, self._stream, self.consumer, options, pin=self._pin)
+        pull.respect(self._config)
         if self._stopping:
             return
         try:
@@ -219,9 +222,9 @@ class PinnedReader:
         return self.pinned
 
     async def _look(self) -> None:
-        """Check that the consumer still exists, and wait a moment if the server has no leader or can't be reached."""
+        """Check that the consumer still exists, and with which limits of a request; then wait a moment."""
         try:
-            await self._natty.jetstream.request(self._api("INFO"))
+            self._config = (await self._natty.jetstream.request(self._api("INFO")))["config"]
         except ConnectionClosedError:
             raise
         except NattyError as error:
@@ -274,6 +277,7 @@ class PinnedReader:
             pin.forget()
             return False
         self._until = max(self._until, kept.until)
+        self._config = kept.info.get("config", self._config)
         withheld, self._withheld = self._withheld, []
         self._acknowledge(withheld)
         return True

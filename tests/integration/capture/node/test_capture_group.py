@@ -149,6 +149,24 @@ async def test_what_is_stored_is_what_the_stream_holds_without_the_servers_mark_
         )
 
 
+@pytest.mark.parametrize("limits", [{"max_batch": 2}, {"max_bytes": 500}, {"max_expires": 10**9}], ids=str)
+async def test_a_consumer_that_limits_requests_is_read_within_its_limits(group, start_beside, limits):
+    path = group.configure()
+    running = start_beside(path)
+    await group.publish(8)
+    await group.until_all_acked()
+    await running.stop()
+    stream, jetstream = group.fleet.stream, group.fleet.natty.jetstream
+    for member in MEMBERS:
+        config = (await jetstream.request(f"CONSUMER.INFO.{stream}.g-{member}"))["config"] | limits
+        await jetstream.request(f"CONSUMER.CREATE.{stream}.g-{member}", {"stream_name": stream, "config": config})
+    running = start_beside(path)
+    await group.publish(40)
+    await group.until_all_acked()
+    await running.stop()
+    assert (await group.verdict(path)).ok
+
+
 async def send(fleet, key, payload, block):
     answered = asyncio.get_running_loop().create_future()
     inbox = fleet.natty.connection.new_inbox()

@@ -120,7 +120,7 @@ class Server:
         self.asked: list[str] = []
         self.acked: list[int] = []
         self.ours, self.lease = True, 3600.0
-        self.info: dict[str, Any] = {"num_ack_pending": 0}
+        self.info: dict[str, Any] = {"num_ack_pending": 0, "config": {}}
         self.blocks: list[Any] = []
         self.jetstream = self
         self.connection = SimpleNamespace(flush=self.flush)
@@ -156,6 +156,9 @@ class Piece:
             self.pin.note_delivery(messages[0][2])
             yield Batch(messages)
         await self.stopped.wait()
+
+    def respect(self, config: dict[str, int]) -> None:
+        pass
 
     def stop(self) -> None:
         self.stopped.set()
@@ -278,7 +281,7 @@ async def test_a_standby_has_what_a_dead_one_left_delivered_and_leaves_a_living_
     quick: None, info: dict[str, Any], roused: bool
 ) -> None:
     server = Server()
-    server.info = info
+    server.info |= info
     reader = reader_of(server)
     await until(lambda: len(server.asked) > 3)
     assert ("RESET" in server.asked) == roused
