@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain
 
 import msgspec
 
@@ -53,15 +52,6 @@ class Acks:
 
     def __init__(self, replies: list[bytes]) -> None:
         self._replies = replies
-
-    @classmethod
-    def join(cls, parts: list[Acks]) -> Acks:
-        """Return the columns of several; numbers that were read are not read again."""
-        joined = cls(list(chain.from_iterable(part._replies for part in parts)))
-        numbers = [part._numbers for part in parts]
-        if None not in numbers:
-            joined._numbers = list(chain.from_iterable(filter(None, numbers)))
-        return joined
 
     def column(self, index: int) -> list[bytes]:
         """Return the token at this index, from 2 on, of every ack subject."""

@@ -208,8 +208,6 @@ class Batch:
             )
         )
         joined._connection = connection
-        if all("_acks" in vars(batch) for batch in batches):
-            joined._acks = Acks.join([batch._acks for batch in batches])
         return joined
 
     def __len__(self) -> int:
