@@ -10,8 +10,7 @@ from typing import Any
 
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from capture.ingest.record import Delivered
-from capture.ingest.source import BEATS, TICK, UNAVAILABLE
-from capture.ingest.unsettled import Unsettled
+from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
 from natty.errors import ConnectionClosedError, RequestTimeoutError
@@ -92,14 +91,14 @@ class PinnedReader:
 
     def ack(self, messages: Delivered) -> None:
         """Acknowledge the last message up to which all are stored."""
-        self._unsettled.remove(messages)
+        self._unsettled.remove(messages.replies)
         self._acknowledge(self._floor.note_stored(messages))
         if not self._unsettled:
             self._settled.set()
 
     def nak(self, messages: Delivered, delay: float) -> None:
         """Request messages again that could not be stored, if this node still has the pin."""
-        self._unsettled.remove(messages)
+        self._unsettled.remove(messages.replies)
         if self._pull is not None and self._pin.id and clock() < self._until:
             self._say(lambda pull: pull.nak(messages.replies, delay))
         if not self._unsettled:
@@ -110,7 +109,7 @@ class PinnedReader:
         self._stopping = True
         if self._pull is not None:
             self._pull.stop()
-        self._unsettled.remove(Batch(self.arrived))
+        self._unsettled.remove([raw[1] for raw in self.arrived])
         self.arrived = []
 
     async def release(self, within: float, seal: Callable[[], None]) -> None:
@@ -182,7 +181,7 @@ class PinnedReader:
         if self._stopping:
             return False
         self._floor.note_delivery(batch.replies)
-        self._unsettled.add(batch)
+        self._unsettled.add(batch.replies)
         self.arrived += messages
         self._wake()
         return True

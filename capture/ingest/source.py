@@ -12,7 +12,6 @@ from typing import Any, Self
 from capture.errors import NotAloneError
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from capture.ingest.record import Delivered
-from capture.ingest.unsettled import Unsettled
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
@@ -44,6 +43,46 @@ async def stream_info(natty: Natty, stream: str, *, timeout: float | None = None
             code=error.code,
             err_code=error.err_code,
         ) from error
+
+
+class Unsettled:
+    """Messages that were read and not settled, by their replies. `beat` returns those that must be kept alive.
+
+    There are two sets, so that a message that is settled before its second beat, as most are, costs no request.
+    """
+
+    def __init__(self) -> None:
+        self._new: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._old)
+
+    def __repr__(self) -> str:
+        return f"Unsettled({len(self._new)} new, {len(self._old)} old)"
+
+    def add(self, replies: list[bytes]) -> None:
+        """Add messages that were read."""
+        self._new.update(replies)
+
+    def remove(self, replies: list[bytes]) -> None:
+        """Remove messages that are settled."""
+        self._new.difference_update(replies)
+        if self._old:
+            self._old.difference_update(replies)
+
+    def beat(self) -> list[bytes]:
+        """Return the messages that were already here at the last beat: their `ack_wait` must be restarted."""
+        due = list(self._old)
+        self._old |= self._new
+        self._new = set()
+        return due
+
+    def take(self) -> list[bytes]:
+        """Remove all messages and return them."""
+        everything = [*self._old, *self._new]
+        self._old, self._new = set(), set()
+        return everything
 
 
 class Source:
@@ -175,7 +214,7 @@ class Source:
         return self._natty.pull(self._stream, self._durable, max_messages=READ_AHEAD)
 
     def _take(self, batch: Batch) -> None:
-        self._unsettled.add(batch)
+        self._unsettled.add(batch.replies)
         self._arrived.append(batch)
         self._waiting += len(batch)
         self._wake.set()
@@ -196,13 +235,13 @@ class Source:
 
     def ack(self, messages: Delivered) -> None:
         """Acknowledge these messages. Only `commit.py` calls this."""
-        self._unsettled.remove(messages)
+        self._unsettled.remove(messages.replies)
         last = messages.replies if self._floor is None else self._floor.note_stored(messages)
         self._send(self._pull.ack, last, "stored messages were not acked")
 
     def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Request these messages again."""
-        self._unsettled.remove(messages)
+        self._unsettled.remove(messages.replies)
         self._hand_back(messages.replies, delay)
 
     def _hand_back(self, replies: list[bytes], delay: float = 0.0) -> None:

@@ -28,6 +28,7 @@ logger = logging.getLogger("natty.groups")
 
 STOP_BEFORE = 0.1  # fraction of the lease: handlers are stopped this long before the lease ends
 KEEP_EVERY = 1.0  # seconds at most between two requests that keep the pin
+LONGEST_PAUSE = 60.0  # seconds between two requests beyond the credit for messages that do not come
 QUIET = 0.025  # seconds between two looks at the number of unacknowledged messages
 
 
@@ -282,10 +283,20 @@ class Reading:
     def _require(self, stint: PinnedStint, missing: int) -> None:
         """Request messages of our predecessor even if those that arrived before them use up our credit.
 
-        Not before an ack wait has passed: until then the server would send more new messages instead.
+        Not before an ack wait has passed: until then the server would send new messages instead. It also does so while
+        what is missing is not due, after a long `nak(delay)` for example: as long as none of it comes, the pause until
+        the next such request doubles.
         """
-        if clock() >= stint.since + self._timings.ack_wait:
-            self._pull.require(missing)
+        now = clock()
+        if now < stint.since + self._timings.ack_wait:
+            return
+        if not missing < stint.missing:
+            if now < stint.next_request:
+                return
+            stint.pause = min(2 * stint.pause or self._timings.ack_wait, LONGEST_PAUSE)
+            stint.next_request = now + stint.pause
+        stint.missing = missing
+        self._pull.require(missing)
 
     def _take_over_after_look(self, stint: PinnedStint, info: dict[str, Any]) -> None:
         """Begin once the server is sure to deliver all unacknowledged messages; other tasks keep the pin meanwhile.

@@ -95,6 +95,8 @@ class PinnedStint(Stint):
         self._memory = memory
         self.open = False  # whether all messages that our predecessor had are settled, or came to us
         self.since = clock()  # when we began to wait for that
+        self.missing = 0  # of these messages, at the last request beyond our credit
+        self.pause, self.next_request = 0.0, 0.0  # seconds until the next one if none of them comes, and its time
         self.interruptions = 0
         self.early: list[RawMessage] = []  # messages that arrived before it was open
         self._changed = asyncio.Event()
@@ -133,6 +135,7 @@ class PinnedStint(Stint):
     def interrupt(self) -> None:
         """Let no handler start until `begin` is called again: messages that were sent to us may come late."""
         self.open, self.since = False, clock()
+        self.missing, self.pause, self.next_request = 0, 0.0, 0.0
         self.interruptions += 1
 
     def end(self) -> None:

@@ -68,10 +68,10 @@ class Credit:
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self.max_messages, self.max_bytes = max_messages, max_bytes
-        self.asked_messages = self.asked_bytes = 0
+        self.asked_messages = 0
+        self.asked_bytes: float = 0  # infinite while a request without a limit of bytes is open
         self.held_messages = self.held_bytes = 0
-        self._request_messages: float = math.inf  # the consumer's own limits of one request
-        self._request_bytes: float = math.inf
+        self._request_messages = self._request_bytes = math.inf  # the consumer's own limits of one request
         self._lots: deque[tuple[int, int]] = deque()  # (messages, bytes) held, oldest first
         self._typical = 0.0  # average bytes of a message
         self._refused = 0  # bytes that were too few for the next message
@@ -104,10 +104,10 @@ class Credit:
             return self._size_request(messages, size)
         if self.asked_messages or not required:
             return None
-        self.asked_messages, self.asked_bytes = int(min(required, self._request_messages)), self.max_bytes
+        self.asked_messages, self.asked_bytes = int(min(required, self._request_messages)), math.inf
         return Request(self.asked_messages, 0)
 
-    def _size_request(self, messages: int, size: int) -> Request:
+    def _size_request(self, messages: int, size: float) -> Request:
         """Return a request for a share of the bytes, and for no more messages than fill it if bytes are scarce."""
         if not self._refused:
             size = min(size, max(self.max_bytes // SHARES, int(2 * self._typical), 1))

@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from natty.config import tls
@@ -27,10 +27,19 @@ from natty.config.settings import Config
 from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError
 from natty.wire.background import is_cancellation
 
-if TYPE_CHECKING:
-    from natty.wire.session import Receiver
-
 T = TypeVar("T")
+
+
+class Receiver(Protocol):
+    """A protocol that takes over an open socket."""
+
+    def take(self, data: bytes) -> None:
+        """Take bytes that came before."""
+        ...
+
+    def finish(self, error: Exception | None) -> None:
+        """Take note that the socket has ended before."""
+        ...
 
 
 class _OnDemand(ModuleType):

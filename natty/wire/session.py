@@ -371,7 +371,7 @@ class Session:
     async def ping(self) -> None:
         """Return when the server has answered. Cancelling it is safe: the answer is then skipped when it comes."""
         if self._over:
-            raise ConnectionResetError("the session is over")
+            raise self._fault or ConnectionResetError("the session is over")
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
         self._write(b"PING\r\n")

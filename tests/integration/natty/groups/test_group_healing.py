@@ -196,6 +196,23 @@ async def test_a_successor_with_too_little_credit_gets_the_messages_of_its_prede
     assert notes.ordered
 
 
+async def test_a_successor_requests_more_and_more_rarely_what_is_not_due(natty, group, notes, go):
+    place = Place(natty.jetstream, group, "m1", {"ack_wait": 0.5, "max_ack_pending": 500})
+    await place.make([f"{partition}.{group.stream}.*" for partition in range(4)])
+    theirs = go.pull(group.consumed_stream, "m1", batch=1)
+    await fill(natty, group, range(1))
+    await until(lambda: len(theirs) == 1 and theirs[0][1])
+    options = {"max_ack_pending": 500, "max_bytes": 4096}
+    async with group.join("m1", notes.handler(), ack_wait=0.5, dead_letters=False, **options) as m1:
+        await has_state(m1, "standby")
+        await fill(natty, group, range(1, 301))
+        natty.connection.send(theirs[0][1], b'-NAK {"delay": 600000000000}')
+        await m1.step_down()
+        await until(lambda: m1._reading.stint is not None and m1._reading.stint.pause > 2.0)
+        assert len(m1._reading.stint.early) <= 4096 // 1000 + 5  # the fifth request beyond the credit doubled the pause
+        assert notes.count == 0
+
+
 async def fill(natty, group, numbers):
     """Publish numbers on one key, as messages of about 1 KiB."""
     for number in numbers:

@@ -4,14 +4,16 @@ import asyncio
 import json
 
 import pytest
+import uvloop
+from listening import listening
 from nats.aio.transport import TcpTransport
 from patient import PATIENCE, until
 
 from natty.config.settings import Config
-from natty.errors import AuthorizationError
+from natty.errors import AuthorizationError, NattyError
 from natty.testing import NatsServer, ServerOptions
 from natty.wire.nats_py import OpeningClient
-from natty.wire.session import Receiver
+from natty.wire.session import Receiver, Session
 
 
 class Noting(OpeningClient):
@@ -81,6 +83,41 @@ async def test_what_nats_py_leaves_behind_is_a_socket_that_we_read_and_write(nat
     client.abort()
     await until(lambda: ends)  # a dropped socket ends what is read from it
     assert [type(error) for error in ends] == [ConnectionResetError]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        (b"-ERR 'User Authentication Expired'\r\n", "AuthorizationError: the server ended the session: User Auth"),
+        (b'INFO {"ldm": true}\r\n', "SessionEndedError: the server is shutting down"),
+        (b"MSG a b\r\n", "ConnectionResetError: the server's data could not be read: malformed message line"),
+        (b"", "ConnectionResetError: the server closed the connection"),
+    ],
+    ids=["refused", "lame duck", "malformed", "closed"],
+)
+def test_what_came_together_with_the_end_of_the_opening_says_why_the_session_ended(loop, last, error):
+    """The bytes are in asyncio's stream reader when the session takes the socket over."""
+
+    async def serve(reader, writer):
+        writer.write(b'INFO {"version": "2.10.0", "max_payload": 1048576}\r\n')
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"PONG\r\n" + last)
+        if not last:
+            writer.close()
+        await reader.read()
+
+    async def open_session():
+        async with listening(serve, "localhost", limit=2**20) as port:
+            config = Config(tls=False, connect_timeout=PATIENCE)
+            session = Session(config, print, print, print)
+            with pytest.raises((OSError, NattyError)) as raised:
+                await session.open(f"nats://localhost:{port}")
+            return f"{type(raised.value).__name__}: {raised.value}"
+
+    factory = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[loop]
+    with asyncio.Runner(loop_factory=factory) as runner:
+        assert runner.run(open_session()).startswith(error)
 
 
 async def test_a_refused_login_is_our_error_with_the_servers_words(natty_tls, nats_server_binary):

@@ -235,3 +235,16 @@ def test_the_consumers_own_limit_also_holds_for_required_messages():
     credit.limit(20, 0)
     credit.hold(299, 299, asked=False)
     assert credit.request(50) == Request(20, 0)
+
+
+def test_a_required_request_is_open_until_its_messages_came_however_large_they_are():
+    credit = Credit(100, 4096)
+    credit.request()
+    credit.hold(4, 4096)
+    assert credit.request() is None
+    assert credit.request(3) == Request(3, 0)
+    credit.hold(1, 5 * 4096)
+    assert credit.request(2) is None
+    assert not credit.fits(1, 1)
+    credit.end_request(2, 0)
+    assert credit.request(2) == Request(2, 0)
