@@ -465,7 +465,7 @@ class Connection:
                 await session.ping()
         except TimeoutError:
             raise RequestTimeoutError("the server did not answer a ping in time") from None
-        except (OSError, AuthorizationError) as error:
+        except (OSError, NattyError) as error:
             raise NotConnectedError(f"the connection was lost: {error}") from error
 
     def subscribe(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
