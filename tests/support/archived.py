@@ -41,10 +41,10 @@ TTL = b"NATS/1.0\r\nNats-TTL: 1h\r\nColour: red\r\nColour: blue\r\n\r\n"
 class Settled:
     """Ignores acks."""
 
-    def ack(self, replies):
+    def ack(self, messages):
         pass
 
-    def nak(self, replies, delay=0.0):
+    def nak(self, messages, delay=0.0):
         pass
 
 

@@ -26,6 +26,19 @@ from capture.testing import ArrowEngine
 from natty import Batch
 
 
+class Settling:
+    """Settles the messages of a pull."""
+
+    def __init__(self, pull):
+        self.pull = pull
+
+    def ack(self, messages):
+        self.pull.ack(messages.replies)
+
+    def nak(self, messages, delay=0.0):
+        self.pull.nak(messages.replies, delay)
+
+
 async def store_all(natty, config, store, *, leave_out=()):
     """Store and acknowledge the messages of capture's durable consumer; only acknowledge those in `leave_out`."""
     info = await natty.jetstream.request(f"STREAM.INFO.{config.stream}")
@@ -34,7 +47,7 @@ async def store_all(natty, config, store, *, leave_out=()):
     decode, partition = decoder(config.decoder), partitioner(config.partition)
     keys = config.keys() if config.encrypt else None
     pull = natty.pull(config.stream, config.durable)
-    committer = Committer(store, writer(config.format, compression=config.compression, keys=keys), pull)
+    committer = Committer(store, writer(config.format, compression=config.compression, keys=keys), Settling(pull))
     waiting = (await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}"))["num_pending"]
     if not waiting:
         return

@@ -22,7 +22,7 @@ commit = Committer.commit
 
 
 async def hasty_commit(self, block):
-    self._acknowledger.ack(block.records.replies)
+    self._acknowledger.ack(block.records)
     await asyncio.sleep(LATE)
     if not DIED.exists():
         DIED.touch()

@@ -28,10 +28,10 @@ HEALED = "stored {} messages of {} that the server counts as acknowledged and no
 
 
 class Ignored:
-    def ack(self, replies):
+    def ack(self, messages):
         pass
 
-    def nak(self, replies, delay=0.0):
+    def nak(self, messages, delay=0.0):
         pass
 
 

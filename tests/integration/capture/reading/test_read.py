@@ -165,10 +165,10 @@ async def _store_by_hand(store, config, sequences):
     from capture.ingest.record import Records
 
     class Settled:
-        def ack(self, replies):
+        def ack(self, messages):
             pass
 
-        def nak(self, replies, delay=0.0):
+        def nak(self, messages, delay=0.0):
             pass
 
     count = len(sequences)
