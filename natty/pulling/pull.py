@@ -121,10 +121,8 @@ class Credit:
 
     def fits(self, messages: int, size_bytes: int) -> bool:
         """Return whether this much more can be held beside everything asked and held."""
-        return (
-            self.asked_messages + self.held_messages + messages <= self.max_messages
-            and self.asked_bytes + self.held_bytes + size_bytes <= self.max_bytes
-        )
+        messages += self.asked_messages + self.held_messages
+        return messages <= self.max_messages and self.asked_bytes + self.held_bytes + size_bytes <= self.max_bytes
 
     def hold(self, messages: int, size_bytes: int, *, asked: bool = True) -> None:
         """Hold messages; `asked` is False for messages of forgotten requests."""
@@ -327,6 +325,7 @@ class Pull:
 
     def require(self, messages: int) -> None:
         """Request messages that must come before others can be finished: beyond the bounds if there is no room."""
+        self._connection.check_thread()
         self._ask(messages)
 
     def ack(self, replies: list[bytes]) -> None:

@@ -67,7 +67,7 @@ OPTIONS = {name: {"after": 1} for name in ("Natty.schedule", "Scheduler.put", "S
 """Named arguments without which a method refuses the call for another reason."""
 OTHERS = {
     Connection: {"messages": [ARGUMENTS["message"]], "subject": b"a", "subscription": SimpleNamespace(sid=0)},
-    Pull: {"messages": 1},
+    Pull: {"config": {}, "messages": 1},
     Scheduler: {"headers": {}},
     Templates: {"stream": "S_{1}", "subject": "a.*"},
     Term: {"data": b"1"},
@@ -154,7 +154,7 @@ SAFE = {
     Message: set(),
     Outbox: {"configure"},
     Publisher: set(),
-    Pull: {"check_unused", "stop"},
+    Pull: {"check_unused", "respect", "stop"},
     Responder: {"stop"},
     Subscription: set(),
     Term: {"check", "remaining", "run_process", "step_down", "to_thread", "transfer"},
