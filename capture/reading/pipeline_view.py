@@ -172,7 +172,7 @@ class PipelineView:
             return True  # there is nothing for them
         try:
             return int(await self.store.get(hint_path(name))) >= table.number
-        except NotStoredError:
+        except (NotStoredError, ValueError):  # none yet, or what no version of ours has written
             return False
 
     async def describe(self, name: str) -> PipelineFacts:
