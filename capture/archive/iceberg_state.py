@@ -26,6 +26,12 @@ ICEBERG = "iceberg/"
 BRIEF = 60.0
 """Seconds that a snapshot with blocks stays after it was replaced: there is a new one every few seconds."""
 
+ANNOUNCED = 10.0
+"""Most seconds that readers wait until a commit's leader has pointed those without a catalog to it: it may have died.
+
+The pointers are written after the commit, in requests of their own, so for a moment they name the version before.
+"""
+
 
 class Expiry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long older snapshots are kept, and the URL by which engines reach the store: `[table]` in the file. Seconds.

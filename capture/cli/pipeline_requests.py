@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from capture.archive.heads import PIPELINES
+from capture.archive.iceberg_state import ANNOUNCED
 from capture.cli import settings
 from capture.cli.pipeline_pages import explain_change
 from capture.config.pipelines import find_pipeline, pipelines_name
@@ -32,8 +33,6 @@ from natty.elections import default_node_name
 
 LOOK = 0.5
 """Seconds between two looks at what the leader has committed."""
-ANNOUNCED = 10.0
-"""Most seconds to wait until a commit is announced: its leader may have died."""
 
 
 def _seconds(text: str) -> float:
@@ -170,7 +169,7 @@ class _Asking:
                 view = await PipelineView.open(config, natty)
                 table = view.document.tables.get(self.name)
                 if table and table.asked == asked.id:
-                    await self._until_announced(view, until)
+                    await view.wait_until_announced(self.name, min(ANNOUNCED, until - time.monotonic()))
                     return _Done(table, next((one for one in table.runs if one.asked == asked.id), None))
             if not self.wait:
                 return None
@@ -180,14 +179,6 @@ class _Asking:
             f"{who} has not carried it out within {show_duration(self.wait)}; the request stays:"
             f" `capture pipeline history {self.name}` shows when it was done"
         )
-
-    async def _until_announced(self, view: PipelineView, until: float) -> None:
-        """Wait until readers without a catalog see the commit, too: who reads the table next finds its new rows."""
-        until = min(until, time.monotonic() + ANNOUNCED)
-        while time.monotonic() < until:
-            if await view.is_announced(self.name):
-                return
-            await asyncio.sleep(LOOK)
 
     def _print(self, done: _Done | None) -> None:
         run = done.run if done else None

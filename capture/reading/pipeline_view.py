@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ import msgspec
 from capture.archive import chain
 from capture.archive.chain import Head, latest_offline
 from capture.archive.heads import PIPELINES, newest_readers
-from capture.archive.iceberg_state import Iceberg, hint_path
+from capture.archive.iceberg_state import ANNOUNCED, Iceberg, hint_path
 from capture.archive.identity import list_claimed, require_archive
 from capture.archive.index.tree import Index, Where
 from capture.archive.index.update import held_of
@@ -174,6 +176,14 @@ class PipelineView:
             return int(await self.store.get(hint_path(name))) >= table.number
         except (NotStoredError, ValueError):  # none yet, or what no version of ours has written
             return False
+
+    async def wait_until_announced(self, name: str, within: float = ANNOUNCED) -> None:
+        """Wait until readers without a catalog find this version of a table, at most `within` seconds."""
+        until = time.monotonic() + within
+        while time.monotonic() < until:
+            if await self.is_announced(name):
+                return
+            await asyncio.sleep(0.25)
 
     async def describe(self, name: str) -> PipelineFacts:
         """Return the facts about a pipeline and its table. ConfigError if a pipeline is wrong."""

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from capture.archive.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
 from capture.archive.history import PastHours, Prefetch
-from capture.archive.iceberg_state import Exposable, Iceberg, folder, hint_path, version_of_copy, version_path
+from capture.archive.iceberg_state import Exposable, Iceberg
 from capture.archive.identity import SIGNING, Signing, read_record
 from capture.archive.manifest import Indexed, Manifest
 from capture.archive.readme import README, VERSION, text, version_of
@@ -26,6 +26,7 @@ from capture.archive.table import Table
 from capture.archive.trust import check_vouched, describe_missing_manifest
 from capture.errors import ManifestError, NotStoredError, SignatureError
 from capture.stores.contract import Store
+from capture.verification.iceberg_pointers import list_misleading
 from capture.verification.index_audit import check_indexes, check_shown
 from natty.wire.background import map_concurrently
 
@@ -337,17 +338,14 @@ class _Auditor:
     async def _check_exposed(self, kind: type[Document], path: str, stream: str, exposed: Iceberg) -> None:
         """Check Iceberg's own files, and the pointers to them for readers without a catalog."""
         await self._read_all_unchanged(exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}, path)
-        copy, hint = version_path(stream, exposed.number), hint_path(stream)
-        listed = {one.path for one in await self.store.list(f"{folder(stream)}/metadata/v")}
-        copied, hinted = await self._read(copy), await self._read(hint)
-        newest = await self._head(kind)
-        if newest is None or newest.path != path:
-            return  # another one was committed during the audit: these pointers are about to change
-        wrong = {one for one in listed if (number := version_of_copy(one)) is not None and number > exposed.number}
-        wrong |= {copy} if copied is None or sha256(copied).hexdigest() != exposed.sha256 else set()
-        wrong |= {hint} if hinted != str(exposed.number).encode() else set()
+
+        async def is_newest() -> bool:
+            newest = await self._head(kind)
+            return newest is not None and newest.path == path
+
         self.problems += [
-            f"{one} points readers without a catalog to another table than {path}" for one in sorted(wrong)
+            f"{one} points readers without a catalog to another table than {path}"
+            for one in await list_misleading(self.store, stream, exposed, is_newest)
         ]
 
     async def _check_description(self, recorded: int) -> None:

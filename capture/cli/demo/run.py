@@ -281,6 +281,7 @@ class Demo:
         for table in tables.TABLES:
             facts = await view.describe(table.name)
             assert facts.iceberg
+            await view.wait_until_announced(table.name)
             found = await tables.read_table(facts.iceberg.location)
             differences = table.compare(found, expected[table.name])
             self.result.tables[table.name] = len(found)

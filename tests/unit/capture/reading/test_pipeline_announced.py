@@ -1,5 +1,7 @@
 """When readers without a catalog see a commit of a pipeline's table: `capture pipeline run` waits for it."""
 
+import asyncio
+
 import pytest
 
 from capture.archive.iceberg_state import Iceberg, hint_path
@@ -21,6 +23,17 @@ async def test_a_table_is_announced_by_a_hint_of_its_version_or_a_later_one(tmp_
     if hint is not None:
         await view.store.put(hint_path("t"), hint)
     assert await view.is_announced("t") is announced
+    await view.wait_until_announced("t", 0.1)  # returns, though no leader is there
+
+
+async def test_who_waits_for_an_announcement_returns_once_it_is_made(tmp_path):
+    config = CaptureConfig(stream="S", store=str(tmp_path / "archive"))
+    view = PipelineView(config, None, None, Pipelines(iceberg={"t": TABLE}))
+    waiting = asyncio.create_task(view.wait_until_announced("t", 30.0))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await view.store.put(hint_path("t"), b"7")
+    await asyncio.wait_for(waiting, 10.0)
 
 
 async def test_a_table_that_no_reader_can_open_keeps_nobody_waiting(tmp_path):

@@ -1,11 +1,14 @@
 """Somebody who may write to the store changes, removes or moves what lies there: which object it was is told."""
 
+import asyncio
+
 import msgspec
 import pytest
 from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_block
 
 from capture.archive import chain
 from capture.archive.chain import KEPT, Head, current, document_parts, document_path, latest_offline
+from capture.archive.iceberg_state import hint_path, version_path
 from capture.archive.identity import claim
 from capture.archive.index import page
 from capture.archive.manifest import Manifest
@@ -37,6 +40,12 @@ WAYS = {
     "signed": lambda archived: {"keys": KEYS.public},
     "both": lambda archived: {"keys": KEYS.public, "heads": archived.readers},
 }
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """No leader is about to write anything here."""
+    monkeypatch.setattr("capture.verification.iceberg_pointers.ANNOUNCED", 0.02)
 
 
 async def audit(store, heads=None, *, archive=ARCHIVE, **options):
@@ -126,6 +135,36 @@ async def test_where_the_newest_document_is_gone_what_was_cleaned_up_before_is_n
     await archived.change(manifests[5], None)  # what is missing among them is told all the same
     name = manifests[5].removesuffix("1.json")
     assert any(one.startswith(name) for one in (await audit(archived.store, deep=deep)).problems)
+
+
+@pytest.fixture
+async def committed(looked):
+    """The same archive after a commit of its leader, which has not pointed readers without a catalog to it yet."""
+    await looked.compact()
+    _, table = await chain.current(looked.store, looked.pointer(Table), Table, looked.now)
+    exposed = table.iceberg[STREAM]
+    looked.pointers = [version_path(STREAM, exposed.number), hint_path(STREAM)]
+    looked.announced = [await looked.store.get(path) for path in looked.pointers]
+    assert int(looked.announced[1]) > 1
+    for path, before in zip(looked.pointers, (None, b"1"), strict=True):
+        await looked.change(path, before)
+    return looked
+
+
+async def test_a_table_is_sound_whose_leader_points_readers_without_a_catalog_to_it_meanwhile(committed, monkeypatch):
+    monkeypatch.setattr("capture.verification.iceberg_pointers.ANNOUNCED", 10.0)
+    found = asyncio.create_task(committed.look())
+    await asyncio.sleep(0.3)
+    assert not found.done()
+    for path, content in zip(committed.pointers, committed.announced, strict=True):
+        await committed.change(path, content)
+    assert (await found).problems == ()
+
+
+async def test_a_table_is_told_to_which_readers_without_a_catalog_are_never_pointed(committed):
+    problems = (await committed.look()).problems
+    assert {one.partition(" ")[0] for one in problems} == set(committed.pointers)
+    assert "points readers without a catalog to another table than _table/" in problems[0]
 
 
 async def test_two_objects_that_were_exchanged_are_both_named(looked):
