@@ -24,7 +24,7 @@ from natty.errors import (
     WrongLastSequenceError,
     WrongLoopError,
 )
-from natty.jetstream import JetStream, PubAck, PubAnswer, is_in_process, read_ack
+from natty.jetstream import JetStream, PubAnswer, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
 from natty.publishing.reporting import OnPublishError, Reporter
 from natty.wire import tracing
@@ -51,7 +51,7 @@ class PublisherSettings(TypedDict, total=False):
     """The options of `publisher` as keywords: the fields of `PublisherOptions`."""
 
     window: int
-    """Messages that may be in flight. Default 4096."""
+    """Messages that may be in flight. Default 8192."""
     window_bytes: int
     """Bytes of payloads that may be in flight; one larger message is sent alone. Default 64 MiB."""
     ack_timeout: float
@@ -68,7 +68,7 @@ class PublisherSettings(TypedDict, total=False):
 class PublisherOptions:
     """How many messages may be in flight, and how long one may take; `PublisherSettings` describes each field."""
 
-    window: Count = 4096
+    window: Count = 8192
     window_bytes: Count = 64 * 1024 * 1024
     ack_timeout: Seconds = 5.0
     give_up: SecondsOrZero = 30.0
@@ -451,9 +451,10 @@ class Publisher:
             return
         start = len(inbox) + 1
         numbers = [int(subject[start:]) for subject in batch.subjects]
-        if (acks := _read_acks(batch.payloads)) is not None:
-            for number, ack in zip(numbers, acks, strict=True):
-                self._take_ack(number, ack)
+        if _are_acks(batch.payloads, self.stream):
+            stored = [one for number in numbers if (one := self._waiting.pop(number, None)) is not None]
+            self._waiting_bytes -= sum([len(one.data) for one in stored])
+            self.stored += len(stored)
         else:
             for number, block, payload in zip(numbers, batch.header_blocks, batch.payloads, strict=True):
                 if number in self._waiting:
@@ -478,16 +479,12 @@ class Publisher:
                 self._waiting[number].in_doubt = False
                 self._fail(number, reason)
             return
-        self._take_ack(number, ack)
-
-    def _take_ack(self, number: int, ack: PubAck | PubAnswer) -> None:
         if ack.stream != self.stream:  # the subject has moved since this publisher was opened
-            if number in self._waiting:
-                self._fail(number, f"it was stored in stream {ack.stream}, which has this subject now")
-        elif (message := self._waiting.pop(number, None)) is not None:
-            self._waiting_bytes -= len(message.data)
-            self.stored += 1
-            self.duplicates += ack.duplicate
+            self._fail(number, f"it was stored in stream {ack.stream}, which has this subject now")
+            return
+        self._waiting_bytes -= len(self._waiting.pop(number).data)
+        self.stored += 1
+        self.duplicates += ack.duplicate
 
     def _send_later(self, number: int, reason: str, *, in_doubt: bool = False) -> None:
         message = self._waiting[number]
@@ -527,14 +524,14 @@ class Publisher:
             self._refuse(refused[0] - self._base, text)
 
 
-def _read_acks(payloads: list[bytes]) -> list[PubAnswer] | None:
-    """Return the acks in the answers to messages, read together; None if one of these is something else."""
+def _are_acks(payloads: list[bytes], stream: str) -> bool:
+    """Return whether each of these answers says that a message is stored in this stream, and was not before."""
     try:
         answers = _read_answers(b"[%b]" % b",".join(payloads))
     except UNREADABLE:
-        return None
-    is_each = len(answers) == len(payloads) and all(one.stream and one.error is None for one in answers)
-    return answers if is_each else None
+        return False
+    others = [one for one in answers if one.stream != stream or one.error is not None or one.duplicate]
+    return len(answers) == len(payloads) and not others
 
 
 def expect_stream(stream: str, block: bytes) -> bytes:
