@@ -205,6 +205,16 @@ async def test_the_bytes_on_their_way_are_bounded(natty, stream, path):
 
 
 @PATHS
+async def test_stored_messages_make_room_for_others(natty, stream, path):
+    async with natty.publisher(stream, path=path, window_bytes=10_000, **UNHURRIED) as publisher:
+        for _ in range(3):
+            for i in range(50):
+                await publisher.publish(f"{stream}.a", b"%100d" % i)
+            assert publisher.waiting == 50  # none was held back, none waited for an ack
+            await publisher.flush()
+
+
+@PATHS
 async def test_leaving_by_an_exception_reports_what_has_no_outcome(natty, stream, path):
     publisher = natty.publisher(stream, path=path)
     with pytest.raises(KeyError):
