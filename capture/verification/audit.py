@@ -8,6 +8,7 @@ says which changes can't be detected.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from capture.archive.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
 from capture.archive.history import PastHours, Prefetch
-from capture.archive.iceberg_state import Exposable, Iceberg
+from capture.archive.iceberg_state import ANNOUNCED, Exposable, Iceberg
 from capture.archive.identity import SIGNING, Signing, read_record
 from capture.archive.manifest import Indexed, Manifest
 from capture.archive.readme import README, VERSION, text, version_of
@@ -144,9 +145,10 @@ class _Auditor:
         if isinstance(newest, Indexed):
             await self._check_indexes(head.path, newest)
         if isinstance(newest, Exposable):
+            until = time.monotonic() + ANNOUNCED
             for stream, exposed in newest.iceberg.items():
                 if self.only in ("", stream):
-                    await self._check_exposed(kind, head.path, stream, exposed)
+                    await self._check_exposed(kind, head.path, stream, exposed, until)
 
     async def _check_without_manifest(self) -> None:
         try:
@@ -335,7 +337,9 @@ class _Auditor:
         if self.deep:
             await self._check_history(path, recording)
 
-    async def _check_exposed(self, kind: type[Document], path: str, stream: str, exposed: Iceberg) -> None:
+    async def _check_exposed(
+        self, kind: type[Document], path: str, stream: str, exposed: Iceberg, until: float
+    ) -> None:
         """Check Iceberg's own files, and the pointers to them for readers without a catalog."""
         await self._read_all_unchanged(exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}, path)
 
@@ -343,10 +347,8 @@ class _Auditor:
             newest = await self._head(kind)
             return newest is not None and newest.path == path
 
-        self.problems += [
-            f"{one} points readers without a catalog to another table than {path}"
-            for one in await list_misleading(self.store, stream, exposed, is_newest)
-        ]
+        wrong = await list_misleading(self.store, stream, exposed, is_newest, until)
+        self.problems += [f"{one} points readers without a catalog to another table than {path}" for one in wrong]
 
     async def _check_description(self, recorded: int) -> None:
         if (found := await self._read(README)) is None:

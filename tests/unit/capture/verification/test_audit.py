@@ -45,7 +45,7 @@ WAYS = {
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """No leader is about to write anything here."""
-    monkeypatch.setattr("capture.verification.iceberg_pointers.ANNOUNCED", 0.02)
+    monkeypatch.setattr("capture.verification.audit.ANNOUNCED", 0.02)
 
 
 async def audit(store, heads=None, *, archive=ARCHIVE, **options):
@@ -152,7 +152,7 @@ async def committed(looked):
 
 
 async def test_a_table_is_sound_whose_leader_points_readers_without_a_catalog_to_it_meanwhile(committed, monkeypatch):
-    monkeypatch.setattr("capture.verification.iceberg_pointers.ANNOUNCED", 10.0)
+    monkeypatch.setattr("capture.verification.audit.ANNOUNCED", 10.0)
     found = asyncio.create_task(committed.look())
     await asyncio.sleep(0.3)
     assert not found.done()
@@ -165,6 +165,13 @@ async def test_a_table_is_told_to_which_readers_without_a_catalog_are_never_poin
     problems = (await committed.look()).problems
     assert {one.partition(" ")[0] for one in problems} == set(committed.pointers)
     assert "points readers without a catalog to another table than _table/" in problems[0]
+
+
+async def test_a_hint_of_any_content_is_told(looked):
+    hint = hint_path(STREAM)
+    for content in (b"", b" 1", b"x", b"9" * 5000, "٣".encode(), b"\xff"):
+        await looked.change(hint, content)
+        assert f"{hint} points readers" in await told(looked, hint)
 
 
 async def test_two_objects_that_were_exchanged_are_both_named(looked):

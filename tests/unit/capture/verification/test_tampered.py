@@ -16,7 +16,7 @@ KINDS += ("iceberg/",)
 @pytest.fixture
 async def archived(tmp_path, monkeypatch):
     """A signed archive with an object of every kind; no leader is about to write anything."""
-    monkeypatch.setattr("capture.verification.iceberg_pointers.ANNOUNCED", 0.02)
+    monkeypatch.setattr("capture.verification.audit.ANNOUNCED", 0.02)
     archived = await Archived(SIGNER).make()
     public = tmp_path / "public"
     public.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.public.lines().items()))
