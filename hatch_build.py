@@ -1,4 +1,4 @@
-"""Metadata of the wheel and the sdist that depends on where the repository is: the README's links, and `[project.urls]`.
+"""Metadata of wheel and sdist that depends on where the repository is: the README's links, and `[project.urls]`.
 
 The README has relative links, which are right on a forge and in a checkout. A package index needs absolute ones.
 """
