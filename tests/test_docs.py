@@ -85,6 +85,12 @@ def test_the_commands_that_a_newcomer_copies_exist(line):
         assert {word for word in words if word.startswith("--")} <= options
 
 
+def test_make_lists_each_target_with_what_it_does():
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sorted(re.findall(r"^  make (\S+) +\S", listed, re.MULTILINE)) == sorted(phony.split())
+
+
 @pytest.fixture(scope="module")
 def environment(nats_server):
     options = nats_server.connect_options()
@@ -158,7 +164,9 @@ def test_the_readme_has_a_service_a_cron_job_and_a_capture_of_ten_lines_and_900_
     assert len(capture) <= 10
 
 
-@pytest.mark.parametrize("text", [blocks(page, "toml")[0] for page in (README, TOUR, CLI)], ids=["README", "tour", "cli"])
+@pytest.mark.parametrize(
+    "text", [blocks(page, "toml")[0] for page in (README, TOUR, CLI)], ids=["README", "tour", "cli"]
+)
 def test_a_capture_toml_of_the_docs_is_valid(text, tmp_path):
     path = tmp_path / "capture.toml"
     path.write_text(text)
