@@ -8,7 +8,7 @@ ARG PYTHON=python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19
 FROM ${PYTHON} AS build
 WORKDIR /src
 RUN python -m venv /opt/venv
-COPY pyproject.toml README.md LICENSE pyspark_jetstream.py ./
+COPY pyproject.toml hatch_build.py README.md LICENSE pyspark_jetstream.py ./
 COPY natty natty
 COPY capture capture
 RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/python -m pip install "/src[spark,sql]"

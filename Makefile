@@ -1,16 +1,28 @@
-# Two commands: `make demo` shows the main job, `make test` runs the tests. Everything lands in .venv, nothing needs root.
+# `make` lists the targets. `make demo` shows the main job, `make test` runs the tests. Everything is installed into .venv, nothing needs root.
 PYTHON ?= python3
-PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
+LOCK := tests/constraints.txt
+LOCKED ?=
+PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet $(if $(LOCKED),--constraint $(LOCK))
 ARGS ?=
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14 python3.15
 # The tests start hundreds of Pythons: each would compile the packages again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-yarn
+.PHONY: help demo unit lock test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-yarn
 .DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo 'Options: ARGS="..." for the program that runs, LOCKED=1 to install the versions of $(LOCK), PYTHON=python3.12'
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
 	@.venv/bin/capture demo $(ARGS)
+
+unit: WORKERS ?= 2
+unit: .venv/.unit ## the client's unit tests: no Spark, no Java, no servers; about a minute from a fresh clone
+	@.venv/bin/python -m pytest -q --numprocesses $(WORKERS) --dist loadfile --ignore tests/unit/natty/cli/test_compose.py \
+	  tests/unit/natty $(ARGS)
 
 # Three workers for two cores, since tests wait for servers as often as they compute. Files begin in their order: the long
 # ones of tests/acceptance first, the short ones of tests/unit last.
@@ -85,6 +97,11 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 	@$(PIP) --editable ".[demo]"
 	@touch $@
 
+.venv/.unit: pyproject.toml | .venv/bin/python
+	@echo "Installing natty-nats and the tools of its unit tests from PyPI into .venv (once)"
+	@$(PIP) --editable ".[unit]"
+	@touch $@
+
 .venv/.test: pyproject.toml | .venv/bin/python
 	@echo "Installing natty-nats and its tests' tools from PyPI into .venv (once)"
 	@$(PIP) --editable ".[test]"
@@ -99,6 +116,10 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 .venv/.bench: .venv/.test
 	@$(PIP) --editable ".[bench]"
 	@touch $@
+
+lock: .venv/.test ## write the versions of .venv to tests/constraints.txt
+	@{ echo "# The versions that the tests ran with, on Linux and Python 3.11. Made by \`make lock\`, used by \`make test LOCKED=1\`."; \
+	  .venv/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > $(LOCK)
 
 clean: ## remove what was made
 	rm -rf .venv .venv-iceberg-duckdb .venv-iceberg-spark .venv-servers .venv-python* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,7 +20,9 @@ from natty.cli.app import make_app as make_natty_app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 CLI = (ROOT / "docs" / "cli.md").read_text()
+DOORS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "tour.md", ROOT / "docs" / "installing.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -60,8 +62,14 @@ def test_the_docs_name_no_command_that_is_not_there(name):
     assert known, f"docs/cli.md names {name!r}"
 
 
-@pytest.mark.parametrize("line", [line for body in blocks(README, "sh") for line in body.splitlines() if line.strip()])
-def test_the_readmes_commands_exist(line):
+def shell_lines():
+    """The lines of the shell blocks that a newcomer copies, each once."""
+    bodies = [body for page in DOORS for body in blocks(page.read_text(), "sh")]
+    return dict.fromkeys(line for body in bodies for line in body.splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("line", shell_lines())
+def test_the_commands_that_a_newcomer_copies_exist(line):
     words = line.split("#")[0].split()
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -69,12 +77,18 @@ def test_the_readmes_commands_exist(line):
         assert words[2] == "up"
         assert (ROOT / "docker-compose.yml").exists()
     elif words[0] == "pip":
-        extras = set(re.findall(r"\[(\w+)\]", line))
+        extras = {extra for found in re.findall(r"\[([\w,]+)\]", line) for extra in found.split(",")}
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
     else:
         command = next(COMMANDS[name] for name in (" ".join(words[:3]), " ".join(words[:2])) if name in COMMANDS)
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_make_lists_each_target_with_what_it_does():
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sorted(re.findall(r"^  make (\S+) +\S", listed, re.MULTILINE)) == sorted(phony.split())
 
 
 @pytest.fixture(scope="module")
@@ -129,23 +143,30 @@ def test_the_cron_job_of_the_docs_is_the_example_and_has_ten_lines():
     assert len([line for line in NIGHTLY.splitlines() if line.strip()]) <= 10
 
 
-@pytest.mark.parametrize(
-    "code", [code for code in blocks(README, "python") if code != NIGHTLY], ids=lambda code: code.split("\n")[3][:30]
-)
-def test_the_readmes_python_runs_against_a_real_server(code, environment):
+def examples():
+    """The programs of the README and of the tour, each once; the cron job is run by test_examples.py."""
+    return dict.fromkeys(code for page in (README, TOUR) for code in blocks(page, "python") if code != NIGHTLY)
+
+
+@pytest.mark.parametrize("code", examples(), ids=lambda code: code.split("\n")[3][:30])
+def test_the_python_of_the_readme_and_the_tour_runs_against_a_real_server(code, environment):
     (wanted,) = [text for word, text in EXPECTED.items() if word in code]
     output = run(code, environment, wanted)
     assert re.search(wanted, output, re.MULTILINE), output
 
 
-def test_the_readmes_service_and_capture_are_as_short_as_they_say():
+def test_the_readme_has_a_service_a_cron_job_and_a_capture_of_ten_lines_and_900_words_in_all():
+    assert len(README.split()) <= 900
+    assert NIGHTLY in blocks(README, "python")
     service = [line for line in blocks(README, "python")[0].splitlines() if line.strip()]
     capture = [line for line in blocks(README, "toml")[0].splitlines() if line.strip() and not line.startswith("#")]
-    assert len(service) <= 15
+    assert len(service) <= 10
     assert len(capture) <= 10
 
 
-@pytest.mark.parametrize("text", [*blocks(README, "toml"), *blocks(CLI, "toml")], ids=["README", "cli"])
+@pytest.mark.parametrize(
+    "text", [blocks(page, "toml")[0] for page in (README, TOUR, CLI)], ids=["README", "tour", "cli"]
+)
 def test_a_capture_toml_of_the_docs_is_valid(text, tmp_path):
     path = tmp_path / "capture.toml"
     path.write_text(text)

@@ -17,6 +17,7 @@ from natty.errors import NattyError
 class Commands(LateGroup):
     """The commands of `capture`, each with the first sentence of its help."""
 
+    examples: ClassVar = "capture.cli.examples"
     places: ClassVar = {
         "run": Place(
             "capture.cli.node:run",

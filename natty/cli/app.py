@@ -17,6 +17,7 @@ from natty.errors import NattyError
 class Commands(LateGroup):
     """The commands of `natty`, each with the first sentence of its help."""
 
+    examples: ClassVar = "natty.cli.examples"
     places: ClassVar = {
         "doctor": Place("natty.cli.doctor:doctor", "Summarise the server, and report current and upcoming problems."),
         "pub": Place(

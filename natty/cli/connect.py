@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from natty import Natty
+from natty.cli.help import CONNECTION
 from natty.cli.run import run_async
 from natty.streams.nearest import naming_nearest
 
@@ -57,7 +58,10 @@ def flags_of(nats: Mapping[str, Any]) -> list[str]:
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the connection's options to a command; it gets the given ones as `nats`, keywords of `Natty`."""
-    table = {name: Annotated[str | None, typer.Option(*flags, help=text)] for name, (flags, text) in _OPTIONS.items()}
+    table = {
+        name: Annotated[str | None, typer.Option(*flags, help=text, rich_help_panel=CONNECTION)]
+        for name, (flags, text) in _OPTIONS.items()
+    }
     return inject("nats", table)(command)
 
 

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from natty.cli.help import show_examples
+
 
 class Place(NamedTuple):
     """Where a command is defined, and its summary in the list of commands."""
@@ -30,6 +32,8 @@ class LateGroup(TyperGroup):
     """The commands of `places`, by name. Listing or completing their names imports none of them."""
 
     places: ClassVar[Mapping[str, Place]]
+    examples: ClassVar[str] = ""
+    """The module whose `EXAMPLES` has examples of the commands, one a line."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -92,5 +96,6 @@ def _click_command(name: str, found: Any) -> Any:
         app.add_typer(found, name=name)
     else:
         app.command(name)(found)
+    show_examples(app)
     whole: Any = get_command(app)
     return whole.commands[name]

@@ -52,7 +52,7 @@ NEEDS = {
     "a stream template": Need((2, 14, 6), "filtered sources of a work queue lose nothing"),
     "exact restore of streams": Need((2, 15), "STREAM.RESTORE takes NATSARC1"),
 }
-"""Feature → what it needs. The table in README.md says the same."""
+"""Feature → what it needs. The table in docs/installing.md says the same."""
 
 
 class Fault(NamedTuple):

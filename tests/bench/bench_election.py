@@ -235,7 +235,8 @@ def histogram(series, path):
     )
     path.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 24}" font-family="sans-serif"'
-        f' font-size="12" fill="#334155"><title>Time without a leader</title>{"".join(rows)}{ticks}</svg>\n'
+        f' font-size="12" fill="#334155"><title>Time without a leader</title>'
+        f'<rect width="{width}" height="{bottom + 24}" fill="#ffffff"/>{"".join(rows)}{ticks}</svg>\n'
     )
 
 

@@ -1,0 +1,74 @@
+"""The help of a command: its own options, those of the connection, and examples."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+CONNECTION = "Connection options"
+"""The heading (`rich_help_panel`) of the options that all commands with a connection share."""
+
+
+class ExampleCommand(TyperCommand):
+    """A command whose help has the connection's options under a heading of their own, and examples at its end."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options, and the options of the connection."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], CONNECTION: []}
+        for parameter in self.get_params(ctx):
+            if row := parameter.get_help_record(ctx):
+                sections[_heading(parameter)].append(row)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, one a line and not wrapped, so that they can be copied."""
+        super().format_epilog(ctx, formatter)
+        module = getattr(ctx.find_root().command, "examples", "")
+        if module and (lines := examples(import_module(module).EXAMPLES, _path(ctx))):
+            with formatter.section("Examples"):
+                for line in lines:
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def examples(text: str, path: str) -> list[str]:
+    """Return the lines of a text that are examples of a command, `natty stream add`."""
+    return [line for line in text.strip().splitlines() if f"{line} ".startswith(f"{path} ")]
+
+
+def show_examples(app: typer.Typer) -> None:
+    """Make each command of an application, and of its groups, an `ExampleCommand`."""
+    for command in app.registered_commands:
+        if command.cls in (None, TyperCommand):
+            command.cls = ExampleCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            show_examples(group.typer_instance)
+
+
+def _heading(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return CONNECTION if getattr(parameter, "rich_help_panel", None) == CONNECTION else "Options"
+
+
+def _path(ctx: Any) -> str:
+    """Return the names of the command and of the groups around it. An alias has the name of its command."""
+    names: list[str] = []
+    while ctx.parent is not None:
+        names.append(_name(ctx.parent.command, ctx.command))
+        ctx = ctx.parent
+    return " ".join([ctx.find_root().info_name, *reversed(names)])
+
+
+def _name(group: Any, command: Any) -> str:
+    """Return the name of a command; of a hidden alias that of the command with the same text."""
+    if not command.hidden:
+        return str(command.name)
+    same = [one.name for one in group.commands.values() if not one.hidden and one.help == command.help]
+    return str(same[0] if same else command.name)

@@ -1,0 +1,70 @@
+"""The help of each command: headings, and examples that the command line accepts."""
+
+import shlex
+
+import pytest
+from typer.main import get_command
+
+from capture.cli import examples as capture_examples
+from capture.cli.app import make_app as make_capture_app
+from natty.cli import examples as natty_examples
+from natty.cli.app import make_app as make_natty_app
+from natty.cli.help import CONNECTION, examples
+from natty.cli.run import log_first
+
+LINES = [line for module in (natty_examples, capture_examples) for line in module.EXAMPLES.splitlines() if line.strip()]
+ROOTS = {"natty": get_command(make_natty_app()), "capture": get_command(make_capture_app())}
+
+
+def context_of(words):
+    """Return the context of the command that these words call, and the words after it. Runs nothing."""
+    name, *rest = words
+    root = ROOTS[name]
+    context = root.make_context(name, log_first(rest), resilient_parsing=True)
+    rest = context._protected_args + context.args
+    while hasattr(context.command, "commands"):
+        command = context.command.commands[rest[0]]
+        if not hasattr(command, "commands"):
+            return type(context)(command, parent=context, info_name=rest[0]), rest[1:]
+        context = command.make_context(rest[0], rest[1:], parent=context, resilient_parsing=True)
+        rest = context._protected_args + context.args
+    raise AssertionError(words)
+
+
+def leaves(command, path):
+    for name, child in getattr(command, "commands", {}).items():
+        yield from leaves(child, [*path, name])
+    if not hasattr(command, "commands"):
+        yield path
+
+
+COMMANDS = [path for name, root in ROOTS.items() for path in leaves(root, [name])]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_is_accepted_by_its_command(line):
+    context, rest = context_of(shlex.split(line))
+    context.command.parse_args(context, rest)
+    assert context.command_path in line
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_help_of_each_command_ends_with_examples(path):
+    context, _ = context_of(path)
+    _, found, shown = context.get_help().partition("\nExamples:\n")
+    assert found, f"no example of {' '.join(path)}"
+    assert all(line.strip() in LINES for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_connections_options_have_a_heading_of_their_own(path):
+    context, _ = context_of(path)
+    own, found, connection = context.get_help().partition(f"\n{CONNECTION}:\n")
+    assert "--creds" not in own
+    assert ("--creds" in connection) == bool(found)
+    assert "--help" in own
+
+
+def test_a_command_gets_its_own_examples_and_not_those_of_a_longer_name():
+    text = "natty kv ls\nnatty kv ls settings\nnatty kv lsx"
+    assert examples(text, "natty kv ls") == ["natty kv ls", "natty kv ls settings"]
