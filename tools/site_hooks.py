@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: pages of the commands, links that leave docs/, GitHub's lists, llms.txt."""
+"""What MkDocs does not do alone: search in a folder, pages of commands, links that leave docs/, lists, llms.txt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from typer.main import get_command
 
@@ -21,6 +22,14 @@ CONNECTION = {
     "server", "context", "creds", "user", "password", "token", "nkey", "tlsca", "tlscert", "tlskey", "tlsfirst",
     "js_domain", "js_api_prefix", "inbox_prefix",
 }  # fmt: skip
+
+
+@event_priority(-1000)  # after the plugin `offline`, which adds that script
+def on_config(config: Any) -> Any:
+    """Replace the script that the theme would load from another host for searching in a folder by ours."""
+    config.extra_javascript[:] = [one for one in config.extra_javascript if "://" not in str(one)]
+    config.extra_javascript.append("scripts/file-worker.js")
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -117,7 +126,9 @@ def _described(command: Any, path: str) -> Iterator[str]:
     if children:
         return
     yield from ("", f"## {path}", "", _paragraphs(command.help or ""), "")
-    shown = [one for one in command.params if not getattr(one, "hidden", False) and one.name not in {*CONNECTION, "help"}]
+    shown = [
+        one for one in command.params if not getattr(one, "hidden", False) and one.name not in {*CONNECTION, "help"}
+    ]
     if shown:
         yield from ("| argument or option | |", "|---|---|")
     for one in shown:
