@@ -1,4 +1,4 @@
-"""What MkDocs does not do alone: search in a folder, pages of commands, links that leave docs/, lists, llms.txt."""
+"""What MkDocs does not do alone: pages of commands, links that leave docs/, lists, llms.txt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from typer.main import get_command
 
@@ -19,17 +18,9 @@ APPS = {"natty": make_natty_app, "capture": make_capture_app}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 CONNECTION = {
-    "server", "context", "creds", "user", "password", "token", "nkey", "tlsca", "tlscert", "tlskey", "tlsfirst",
-    "js_domain", "js_api_prefix", "inbox_prefix",
+    "--server", "--context", "--creds", "--user", "--password", "--token", "--nkey", "--tlsca", "--tlscert", "--tlskey",
+    "--js-domain", "--js-api-prefix", "--inbox-prefix", "--help",
 }  # fmt: skip
-
-
-@event_priority(-1000)  # after the plugin `offline`, which adds that script
-def on_config(config: Any) -> Any:
-    """Replace the script that the theme would load from another host for searching in a folder by ours."""
-    config.extra_javascript[:] = [one for one in config.extra_javascript if "://" not in str(one)]
-    config.extra_javascript.append("scripts/file-worker.js")
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -68,8 +59,11 @@ def _line(config: Any, title: str, source: str) -> str:
     address = source.removesuffix(".md") + ".html"
     path = Path(config.docs_dir) / source
     text = path.read_text() if path.exists() else ""
-    first = next((part for part in text.split("\n\n")[1:] if part[:1].isalnum()), "")
-    sentence = LINK.sub(r"\1", " ".join(first.split())).split(". ")[0].rstrip(".")
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    plain = re.sub(r"^#.*$", "\n", plain, flags=re.MULTILINE)
+    parts = (part.strip() for part in plain.split("\n\n"))
+    first = next((part for part in parts if part[:1].isalnum() or part[:1] == "*"), "")
+    sentence = LINK.sub(r"\1", " ".join(first.split())).split(". ")[0].rstrip(".:")
     return f"- [{title}]({address})" + (f": {sentence}." if sentence else "")
 
 
@@ -114,7 +108,7 @@ def _commands_page(program: str, command: Any) -> Iterator[str]:
     yield ""
     yield f"{' '.join((command.help or '').split())} This page is made of the program's own `--help` texts."
     yield ""
-    yield "Options of the connection (`--server`, `--context`, `--creds`, …) are those of [every command](../cli.md)."
+    yield "Options of the connection (`--server`, `--context`, `--creds`, …) [are the same everywhere](../cli.md)."
     yield from _described(command, program)
 
 
