@@ -8,7 +8,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14 python3.15
 # The tests start hundreds of Pythons: each would compile the packages again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo unit lock test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-yarn
+.PHONY: help demo docs unit lock test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-yarn
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -50,6 +50,10 @@ lint: .venv/.test ## style and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs: .venv/.docs ## the site, into build/site: open build/site/index.html; a page with a broken link fails
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet $(ARGS)
+	@echo "open build/site/index.html"
 
 bench: .venv/.bench ## print the figures
 	@for file in tests/bench/bench_*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done
@@ -111,6 +115,11 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 	@echo "Installing natty-nats and its tests' tools from PyPI into .venv-python$* (once)"
 	@python$* -m venv .venv-python$*
 	@.venv-python$*/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[test]"
+	@touch $@
+
+.venv/.docs: pyproject.toml | .venv/bin/python
+	@echo "Installing natty-nats and the site's tools from PyPI into .venv (once)"
+	@$(PIP) --editable ".[docs]"
 	@touch $@
 
 .venv/.bench: .venv/.test

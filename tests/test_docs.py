@@ -3,14 +3,19 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
 from patient import PATIENCE
+from ruamel.yaml import YAML
+from sentences import is_said, texts_of
+from tutorial import sections_of, steps_of
 from typer.main import get_command
 
 from capture.cli.app import make_app as make_capture_app
@@ -199,7 +204,7 @@ def test_the_page_of_pipelines_shows_every_setting_with_its_default_and_its_exam
 
 PROSE = [
     *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "examples").glob("**/*.md")),
 ]
 
@@ -245,3 +250,71 @@ def test_the_on_error_of_the_docs_is_that_of_the_example():
 def test_the_first_example_of_a_page_runs_against_a_real_server(page, environment):
     output = run(blocks((ROOT / "docs" / page).read_text(), "python")[0], environment, PAGES[page])
     assert re.search(PAGES[page], output, re.MULTILINE), output
+
+
+SITE = YAML(typ="rt").load((ROOT / "mkdocs.yml").read_text())
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))  # carried out by acceptance/examples/test_tutorials.py
+NEW_PAGES = [*TUTORIALS, *(ROOT / "docs" / f"{name}.md" for name in ("index", "from-other-libraries"))]
+
+
+def in_nav(entries):
+    for entry in entries:
+        for target in entry.values():
+            yield from [target] if isinstance(target, str) else in_nav(target)
+
+
+def test_each_page_is_in_the_sites_navigation_once():
+    made = {f"reference/{name}-commands.md" for name in ("natty", "capture")}  # by tools/site_hooks.py
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.md")}
+    assert sorted(in_nav(SITE["nav"])) == sorted(pages | made)
+
+
+def test_the_reference_names_each_module_that_there_is():
+    for page in ("natty", "capture"):
+        for name in re.findall(r"^::: (\S+)", (ROOT / "docs" / "reference" / f"{page}.md").read_text(), re.MULTILINE):
+            module, _, attribute = name.rpartition(".")
+            try:
+                found = hasattr(import_module(module), attribute)
+            except ModuleNotFoundError:
+                found = False
+            assert found or import_module(name), name
+
+
+@pytest.mark.parametrize("path", NEW_PAGES, ids=lambda path: path.stem)
+def test_a_page_for_newcomers_names_commands_and_options_that_exist(path):
+    for step in steps_of(path.read_text()):
+        for line in step.body.replace("\\\n", " ").splitlines() if step.language == "sh" else []:
+            words = shlex.split(line)
+            if words[0] in ("natty", "capture"):
+                full = next((" ".join(words[:n]) for n in (4, 3, 2) if " ".join(words[:n]) in COMMANDS), "")
+                assert full, f"{path.name}: {line}"
+                own = words[: words.index("--")] if "--" in words else words
+                options = {option for parameter in COMMANDS[full].params for option in parameter.opts}
+                assert {word for word in own if word.startswith("--")} <= options, f"{path.name}: {line}"
+
+
+@pytest.mark.parametrize("path", NEW_PAGES, ids=lambda path: path.stem)
+def test_the_python_and_the_toml_of_a_page_for_newcomers_are_right(path, tmp_path):
+    for step in steps_of(path.read_text()):
+        if step.language == "python":
+            assert step.title, "a reader saves it: give it a name"
+            compile(step.body, step.title, "exec")
+        elif step.language == "toml":
+            (tmp_path / step.title).write_text(step.body)
+            assert load(tmp_path / step.title, environment={}, pipelines=True).stream == "ORDERS"
+
+
+def test_a_tutorial_that_begins_as_another_one_names_sections_of_it():
+    for path in TUTORIALS:
+        for order in (step.order for step in steps_of(path.read_text()) if step.order.startswith("as ")):
+            _, other, *numbers = order.split()
+            text = (path.parent / other).read_text()
+            assert all(sections_of(text, [number]) for number in numbers), order
+
+
+def test_each_sentence_of_the_page_of_troubles_is_one_that_the_programs_can_say():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    texts = [" ".join(text.split()) for text in texts_of([ROOT / "natty", ROOT / "capture"])]
+    sentences = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    assert len(sentences) > 40
+    assert [sentence for sentence in sentences if not is_said(sentence, texts)] == []
