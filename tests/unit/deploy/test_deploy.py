@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 from capture.archive.iceberg_state import CatalogState
-from capture.cli.app import make_app
+from capture.cli.app import make_app as make_capture_app
 from capture.config.load import load
 from capture.ingest.board import ArchiveState, BoardState, Heard, NodeState, StreamState
 from capture.node.metrics import NodeCollector
@@ -24,15 +24,18 @@ from capture.node.worker_metrics import _Gathered
 from capture.partitioners import UNDECODABLE
 from capture.verification.outputs import prometheus_failure
 from natty import Natty
+from natty.cli.app import make_app as make_natty_app
 from natty.metrics import telemetry
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
+APPS = {"natty": make_natty_app, "capture": make_capture_app}
 METRIC = re.compile(r"\b(?:natty|capture)_[a-z][a-z_]*")
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 MANIFESTS = DEPLOY / "kubernetes" / "capture.yaml"
 HELM = DEPLOY / "helm" / "capture"
 RUNBOOK = ROOT / "docs" / "runbook.md"
+NO_HELM = "needs helm-python-sdk, which is large and not a part of the extra `test`"
 NODE_COUNTERS = ("messages", "blocks", "bytes", "failures", "handed_back", "healed", UNDECODABLE)
 PIPELINE_COUNTERS = ("runs", "failed", "rows_in", "rows_out", "bytes_in", "bytes_out", "bytes_packed", "milliseconds")
 
@@ -63,9 +66,6 @@ def node_metrics():
     keeper = SimpleNamespace(
         config=SimpleNamespace(pipeline=["one"]), counts={"one": dict.fromkeys(PIPELINE_COUNTERS, 0)}
     )
-
-    async def figures():
-        return {}
 
     supervisor = SimpleNamespace(restarts={1: 0})
     return expose(NodeCollector(SimpleNamespace(nodes=[node], keeper=keeper)), _Gathered(supervisor, {}))
@@ -159,12 +159,26 @@ def test_the_tests_of_the_alerts_name_alerts_that_exist():
 
 
 def check_command(words):
-    """Assert that the command exists, and has each option."""
-    assert words[0] == "capture"
-    command = get_command(make_app()).commands[words[1]]
+    """Assert that the command exists, and has each option. A word in capitals is an argument."""
+    command = get_command(APPS[words[0]]())
+    rest = words[1:]
+    while rest and not rest[0].startswith("--") and (children := getattr(command, "commands", {})):
+        assert rest[0] in children, words
+        command, rest = children[rest[0]], rest[1:]
     known = {option for parameter in command.params for option in parameter.opts}
-    known |= {"--log-format", "--log-level"}  # before or after the command
-    assert {word.split("=")[0] for word in words if word.startswith("--")} <= known
+    known |= {"--log-format", "--log-level", "--version"}  # before or after the command
+    assert {word.split("=")[0] for word in rest if word.startswith("--")} <= known, words
+
+
+@pytest.mark.parametrize("page", ["runbook.md", "operating.md"])
+def test_each_command_of_the_pages_exists(page):
+    text = (ROOT / "docs" / page).read_text()
+    found = re.findall(r"`((?:natty|capture) [^`|]+)`", text)
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        found += re.findall(r"^(?:sudo -u capture )?(?:/opt/capture/bin/)?((?:natty|capture) .*)", block, re.MULTILINE)
+    assert found
+    for line in found:
+        check_command(shlex.split(line.split(">")[0], comments=True))
 
 
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.name)
