@@ -11,16 +11,16 @@ from typing import Any
 from mkdocs.structure.files import File
 from typer.main import get_command
 
+from capture.cli import examples as capture_examples
 from capture.cli.app import make_app as make_capture_app
+from natty.cli import examples as natty_examples
 from natty.cli.app import make_app as make_natty_app
+from natty.cli.help import CONNECTION, examples
 
 APPS = {"natty": make_natty_app, "capture": make_capture_app}
+EXAMPLES = {"natty": natty_examples.EXAMPLES, "capture": capture_examples.EXAMPLES}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-CONNECTION = {
-    "--server", "--context", "--creds", "--user", "--password", "--token", "--nkey", "--tlsca", "--tlscert", "--tlskey",
-    "--js-domain", "--js-api-prefix", "--inbox-prefix", "--help",
-}  # fmt: skip
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -58,7 +58,7 @@ def _pages(title: str, pages: Any) -> Iterator[tuple[str, str]]:
 def _line(config: Any, title: str, source: str) -> str:
     address = source.removesuffix(".md") + ".html"
     path = Path(config.docs_dir) / source
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text() if path.exists() else f"{title}, with their options and examples."
     plain = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     plain = re.sub(r"^#.*$", "\n", plain, flags=re.MULTILINE)
     parts = (part.strip() for part in plain.split("\n\n"))
@@ -120,8 +120,14 @@ def _described(command: Any, path: str) -> Iterator[str]:
     if children:
         return
     yield from ("", f"## {path}", "", _paragraphs(command.help or ""), "")
+    if lines := examples(EXAMPLES[path.split()[0]], path):
+        yield from ("```sh", *lines, "```", "")
     shown = [
-        one for one in command.params if not getattr(one, "hidden", False) and one.name not in {*CONNECTION, "help"}
+        one
+        for one in command.params
+        if not getattr(one, "hidden", False)
+        and getattr(one, "rich_help_panel", None) != CONNECTION
+        and one.name != "help"
     ]
     if shown:
         yield from ("| argument or option | |", "|---|---|")
