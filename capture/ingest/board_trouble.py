@@ -21,6 +21,9 @@ class Trouble(str):
         made.entry = entry
         return made
 
+    def __repr__(self) -> str:
+        return f"Trouble({str(self)!r}, {self.entry!r})"
+
 
 def few(sentences: Iterable[str], entry: str = SENTENCES) -> list[Trouble]:
     """Return the first MOST_SAID sentences, and one with the number of the others."""

@@ -26,6 +26,8 @@ function made(tag, content, properties = {}) {
 
 const count = value => (value === null || value === undefined ? "?" : number.format(value));
 
+const many = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
 function size(bytes) {
   let unit = 0;
   while (bytes >= 1000 && unit < UNITS.length - 1) { bytes /= 1000; unit += 1; }
@@ -225,8 +227,8 @@ function section(archive, now) {
       ["messages in the archive", count(sum(state.streams, one => one.held)), late],
       [points.length > 1 ? "stored per second, last minute" : "stored per second, since the nodes started", rate === null ? "not known" : number.format(+rate.toFixed(rate < 10 ? 1 : 0)), rate === null],
       ["oldest message not captured", unknown ? "not known" : lags.length ? age(Math.max(...lags)) : "none", unknown],
-      ["not compacted yet", `${count(state.messages)} in ${count(state.blocks)} blocks`, late],
-      ["compacted", `${count(state.rows)} in ${count(state.files)} files`, late],
+      ["not compacted yet", `${count(state.messages)} in ${many(state.blocks, "block")}`, late],
+      ["compacted", `${count(state.rows)} in ${many(state.files, "file")}`, late],
     ], "large"));
     parts.push(charts(points), floors(state.streams));
     parts.push(facts([
