@@ -62,12 +62,16 @@ function ceiling(value) {
   return Math.max(1, [1, 2, 5, 10].map(step => step * power).find(step => step >= value * 0.999));
 }
 
-function chart(title, points, format) {
+// Ends of an axis of seconds: they and their halves are whole in the unit that `age` chooses.
+const SPANS = [1, 2, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 345600, 1382400];
+const span = value => SPANS.find(end => end >= value) ?? 345600 * Math.ceil(value / 345600);
+
+function chart(title, points, format, end_of = ceiling) {
   // A curve over the last hour. Where nothing is known, or nobody looked, it has a gap.
   const { kept, step } = history;
   const end = points.length ? points.at(-1)[0] : Date.now() / 1000;
   const known = points.map(([, value]) => value).filter(value => value !== null);
-  const most = ceiling(Math.max(0, ...known));
+  const most = end_of(Math.max(0, ...known));
   const runs = [];
   let before = null;
   for (const [at, value] of points) {
@@ -89,7 +93,7 @@ function chart(title, points, format) {
 function charts(points) {
   const parts = [
     chart("messages stored per second", points.map(([at, stored]) => [at, stored]), value => number.format(+value.toFixed(value < 10 ? 1 : 0))),
-    chart("age of the oldest message not captured", points.map(([at, , lag]) => [at, lag]), value => (value ? age(value) : "0")),
+    chart("age of the oldest message not captured", points.map(([at, , lag]) => [at, lag]), value => (value ? age(value) : "0"), span),
   ];
   return made("div", parts, { className: "charts" });
 }
