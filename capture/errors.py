@@ -41,6 +41,10 @@ class NoArchiveError(ConfigError):
     """There is no archive in this store."""
 
 
+class NoStatusError(CaptureError):
+    """No node has published the status of this archive."""
+
+
 class OtherStoreError(ConfigError):
     """The archive is in another store."""
 

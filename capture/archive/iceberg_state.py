@@ -17,7 +17,7 @@ from capture.archive.retired_pages import RetiredPage
 from capture.archive.stored_formats import is_open
 from capture.stores.contract import Store
 from capture.stores.own_store import OwnStore
-from natty.kv.json_records import UnixTime, Whole
+from natty.kv.json_records import Seconds, UnixTime, Whole
 
 ICEBERG = "iceberg/"
 """The folder of the tables' metadata, below the archive; their data files are the table's own."""
@@ -128,6 +128,32 @@ class FreshState(msgspec.Struct, frozen=True, kw_only=True):
     messages: Whole = 0
     committed: UnixTime | None = None
     waiting: dict[str, Whole] = {}
+
+
+class CompactionRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the compaction that merged blocks into files, or failed. It began at `began` (Unix seconds).
+
+    It took `seconds`, and merged `inputs` blocks and files with `rows` messages into `outputs` files. `error` says why
+    it failed, or which of its groups did.
+    """
+
+    began: UnixTime
+    seconds: Seconds
+    inputs: Whole = 0
+    outputs: Whole = 0
+    rows: Whole = 0
+    error: str = ""
+
+
+class CompactionState(msgspec.Struct, frozen=True, kw_only=True):
+    """The reported runs of the compaction since its leader was elected, the newest at the end; 20 at most.
+
+    It checks again at `next` what is to merge (Unix seconds; None: a run goes on). A run that found nothing is not
+    among the runs.
+    """
+
+    runs: list[CompactionRun] = []
+    next: UnixTime | None = None
 
 
 def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:

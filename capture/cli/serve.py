@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +34,28 @@ def certificate(cert: Path | None, key: Path | None, plain_http: bool) -> Certif
     return Certificate(cert, key) if cert and key else None
 
 
+def start_command(config: Path | None, stream: str) -> str:
+    """Return the command that starts a node of the same archive."""
+    return f"capture run --config {config}" if config else f"capture run --stream {stream} --store STORE"
+
+
+def runbook_url(url: str) -> str:
+    """Return the URL of docs/runbook.md: `url`, otherwise that in the package's metadata, otherwise "". ConfigError."""
+    if url and not url.startswith(("https://", "http://")):
+        raise ConfigError(f"--runbook {url}: the URL of a page begins with https:// or http://")
+    return url or package_runbook()
+
+
+def package_runbook() -> str:
+    """Return the runbook's URL below the documentation in the package's metadata; "" if they have none."""
+    with contextlib.suppress(PackageNotFoundError):
+        for entry in metadata("natty-nats").get_all("Project-URL") or ():
+            label, _, url = entry.partition(", ")
+            if label == "Documentation":
+                return f"{url}/runbook.md"
+    return ""
+
+
 @connect.options
 def serve(
     *,
@@ -50,6 +74,10 @@ def serve(
         typer.Option(metavar="NAME", help="Allowed host name in requests, behind a proxy, without tokens. Repeatable."),
     ] = None,
     plain_http: PlainHttp = False,
+    runbook: Annotated[
+        str,
+        typer.Option(metavar="URL", help="URL of docs/runbook.md, which the page links to. [default: the package's]"),
+    ] = "",
 ) -> None:
     """Serve archive status until stopped: a page for browsers, /metrics, /readyz and /livez."""
     try:
@@ -59,12 +87,18 @@ def serve(
         raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
     tls = certificate(cert, key, plain_http)
     wanted, whole = settings.archive_beside_pipelines(config, {"stream": stream}, nats)
-    tokens = settings.tokens(token_file) if token_file else []
+    tokens, book = settings.tokens(token_file) if token_file else [], runbook_url(runbook)
 
     async def run() -> None:
         async with Stopping().scope(), Natty(**wanted.nats) as natty:
             pipelines = PipelinesLook(whole)
-            page = StatusPage(lambda: look(natty, [wanted]), tokens, pipelines=lambda: pipelines.read(natty))
+            page = StatusPage(
+                lambda: look(natty, [wanted]),
+                tokens,
+                pipelines=lambda: pipelines.read(natty),
+                start=start_command(config, wanted.stream),
+                runbook=book,
+            )
             application, names = page.application(), allow_host or ()
             async with http.serve(application, host, port, tls, has_tokens=bool(tokens), hosts=names) as url:
                 print(f"the status of {wanted.name} is served on {url}", flush=True)

@@ -21,6 +21,7 @@ from capture.archive.iceberg_state import CatalogState, FreshState, TableState
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import ArchiveState, Heard, StreamState
+from capture.ingest.board_trouble import Trouble
 from capture.node.status.pipelines import PipelinesLook, PipelinesStatus
 from capture.node.status.status import NO_CANDIDATE, Status, look
 from natty import Natty, NattyError
@@ -67,7 +68,7 @@ class Found:
     pipelines: PipelinesStatus | None
 
     @property
-    def pipeline_troubles(self) -> list[str]:
+    def pipeline_troubles(self) -> list[Trouble]:
         """A sentence for each problem of the pipelines that the archive's do not name."""
         return self.pipelines.list_troubles(self.archive.troubles) if self.pipelines else []
 
@@ -122,8 +123,10 @@ def _data(found: Found) -> Any:
     data = found.archive.as_dict()
     if found.pipelines is None:
         return data
-    troubles = [*data["troubles"], *found.pipeline_troubles]
-    return data | {"ok": not troubles, "troubles": troubles, "pipelines": found.pipelines.as_dict()}
+    troubles = [*data["troubles"], *map(str, found.pipeline_troubles)]
+    entries = [*data["entries"], *(one.entry for one in found.pipeline_troubles)]
+    pipelines = found.pipelines.as_dict()
+    return data | {"ok": not troubles, "troubles": troubles, "entries": entries, "pipelines": pipelines}
 
 
 # --- for people ------------------------------------------------------------------------------------------------------

@@ -176,6 +176,12 @@ class OpenBlocks:
         return self._pending
 
     @property
+    def lowest(self) -> int | None:
+        """The lowest sequence in open blocks; None if none is open."""
+        found = (one.content for one in self._open.values() if one.count)
+        return min((one.first if isinstance(one, Spilled) else min(one.sequences) for one in found), default=None)
+
+    @property
     def memory(self) -> int:
         """The estimated bytes of memory that open blocks take."""
         return self._memory

@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from capture.archive.iceberg_state import CatalogState, FreshState, TableState
+from capture.archive.iceberg_state import CatalogState, CompactionState, FreshState, TableState
+from capture.ingest.board_trouble import SENTENCES, Trouble, disagreement, few
 from capture.ingest.keys import quote_name
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time
@@ -29,7 +30,6 @@ FORMAT = 1
 NODE_TTL = 3600.0  # seconds that the last state of a dead node is kept
 GOODBYE = 2.0  # seconds that a stopping node has to delete its entry
 MOST_NODES = 1000  # entries of nodes that are read
-MOST_SAID = 20  # sentences of each kind
 MOST_BYTES = 1024 * 1024  # of an entry
 AHEAD = 86_400_000  # largest lead of a later leader's term over ours, or over the Unix time in milliseconds
 LATE = 3.0  # intervals after which a state is late
@@ -47,9 +47,9 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a stream is captured.
 
     `first` and `last` are the stream's sequences; all messages up to `acked` are acknowledged. `pending` messages are
-    not delivered yet, `unacked` ones are; the oldest of both was stored in the stream `lag` seconds ago (None: there is
-    none). `held` messages are in the archive, `overlaps` of them in several objects; retention has removed `removed`
-    messages.
+    not delivered yet, `unacked` ones are; the first of both has sequence `waiting_from` and was stored in the stream
+    `lag` seconds ago (None: there is none, or it is not known). `held` messages are in the archive, `overlaps` of them
+    in several objects; retention has removed `removed` messages.
 
     `gaps` are sequences up to `acked` that are not in the archive (see docs/sweep.md). Of these the stream has the
     `awaited` and the `missing` ones (None: unknown this time). Nodes may still store the awaited ones (`awaited_set` is
@@ -66,6 +66,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     pending: Sequence
     unacked: Sequence
     lag: Seconds | None = None
+    waiting_from: Sequence | None = None
     held: Sequence = 0
     overlaps: Sequence = 0
     removed: Sequence = 0
@@ -167,7 +168,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     `stored` counts messages, blocks, bytes. `pending` messages are in open blocks, the oldest of which is open for
     `oldest` seconds (None: there is none). `location` is the archive's URL as the node would write it into the table's
-    metadata; "" if it can't lead the compaction. `troubles` are sentences about failures in the node at the moment.
+    metadata; "" if it can't lead the compaction. `troubles` are sentences about failures in the node at the moment;
+    `store_trouble` is the one that says why blocks are not stored. `lowest` is the first sequence in its blocks.
     """
 
     node: Text
@@ -178,10 +180,18 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     pending: Whole = 0
     oldest: Seconds | None = None
     location: Text = ""
+    lowest: Sequence | None = None
     troubles: list[Text] = []
+    store_trouble: Text = ""
     catalogs: list[CatalogState] = []  # entries that this node, as the compaction's leader, sets
     fresh: FreshState | None = None  # if this node, as the compaction's leader, keeps the table fresh
+    compaction: CompactionState | None = None  # while this node leads the compaction
     format: Whole = FORMAT
+
+    def list_troubles(self) -> list[Trouble]:
+        """Return the node's problems, each with its name."""
+        known = {self.store_trouble: "capturestorefailing"}
+        return [Trouble(f"{self.node}: {text}", known.get(text, SENTENCES)) for text in self.troubles]
 
 
 @dataclass(frozen=True)
@@ -224,41 +234,29 @@ class BoardState:
         """For how many seconds a running node may have held a message that it has not stored."""
         return max(((one.node.oldest or 0.0) + one.ago for one in self.nodes if not one.is_late), default=0.0)
 
-    def troubles(self, *, leader: str) -> list[str]:
-        """Return a sentence for each problem. `leader` is the sweep's leader by the election, "" if there is none."""
-        found = [] if leader else ["the sweep has no leader: stored blocks are not adopted"]
+    def troubles(self, *, leader: str) -> list[Trouble]:
+        """Return each problem. `leader` is the sweep's leader by the election, "" if there is none."""
+        unled = Trouble("the sweep has no leader: stored blocks are not adopted", "capturenosweepleader")
+        found = [] if leader else [unled]
         found += few(self.unreadable)
-        if self.state is None:
-            return [*found, "the archive was never swept"]
+        state = self.state
+        if state is None:
+            return [*found, Trouble("the archive was never swept", "capturenosweepleader")]
         if self.is_late:
-            found.append(f"the last sweep was {self.ago:.0f} s ago (expected every {self.state.every:g} s)")
-        found += [missing for one in self.state.streams if (missing := one.describe_missing())]
-        found += few([f"{path} is named by an entry and missing" for path in self.state.dangling])
-        found += few([f"an entry can't be read: {text}" for text in self.state.unreadable])
-        found += [differing] if (differing := disagreement(self.locations)) else []
-        found += [f"{one.node.node}: {text}" for one in self.nodes if not one.is_late for text in one.node.troubles]
-        return found + few(
-            [
-                f"{one.node.node} has not reported for {one.ago:.0f} s (expected every {one.node.every:g} s)"
-                for one in self.nodes
-                if one.is_late
-            ]
+            late = f"the last sweep was {self.ago:.0f} s ago (expected every {state.every:g} s)"
+            found.append(Trouble(late, "capturesweepold"))
+        missing = filter(None, (one.describe_missing() for one in state.streams))
+        found += [Trouble(one, "capturemessagesmissing") for one in missing]
+        found += few(f"{path} is named by an entry and missing" for path in state.dangling)
+        found += few(f"an entry can't be read: {text}" for text in state.unreadable)
+        found += few(filter(None, [disagreement(self.locations)]))
+        found += [trouble for one in self.nodes if not one.is_late for trouble in one.node.list_troubles()]
+        silent = (
+            f"{one.node.node} has not reported for {one.ago:.0f} s (expected every {one.node.every:g} s)"
+            for one in self.nodes
+            if one.is_late
         )
-
-
-def few(sentences: list[str]) -> list[str]:
-    """Return the first MOST_SAID sentences, and one with the number of the others."""
-    more = len(sentences) - MOST_SAID
-    return [*sentences[:MOST_SAID], f"and {more:,} more like these"] if more > 0 else sentences
-
-
-def disagreement(locations: Mapping[str, str]) -> str:
-    """Return a sentence about nodes that know the archive by different URLs; "" if they agree."""
-    by_location = {location: node for node, location in sorted(locations.items(), reverse=True)}
-    if len(by_location) < 2:
-        return ""
-    said = ", ".join(f"{location} ({node})" for location, node in sorted(by_location.items()))
-    return f"nodes use different URLs for the archive, {said}: set [table] location to the URL of engines on all nodes"
+        return found + few(silent, "capturenodesilent")
 
 
 class Board:

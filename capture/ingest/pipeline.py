@@ -176,6 +176,11 @@ class InFlight:
         return sum(block.count for block in self._started)
 
     @property
+    def lowest(self) -> int | None:
+        """The lowest sequence in these blocks; None if there are none."""
+        return min((block.first for block in self._started), default=None)
+
+    @property
     def memory(self) -> int:
         """The estimated bytes of memory that these blocks and their writers take."""
         return sum(map(_memory, self._started))

@@ -13,7 +13,8 @@ from capture.archive.retention import Retention
 from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
-from capture.ingest.board import Board, disagreement
+from capture.ingest.board import Board
+from capture.ingest.board_trouble import disagreement
 from capture.maintenance.compaction_plan import Policy
 from capture.stores import Store
 from natty import Natty, NattyError

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from capture.archive.coverage import Coverage, read_coverage
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
-from capture.archive.iceberg_state import CatalogState, FreshState, table_states
+from capture.archive.iceberg_state import CatalogState, CompactionRun, CompactionState, FreshState, table_states
 from capture.archive.recording import record
 from capture.archive.retention import EVERYTHING, removed_sequences
 from capture.config.settings import CaptureConfig
@@ -50,7 +50,8 @@ RETRY = 300.0  # seconds after which a failed compaction is tried again, unless 
 SWEPT_WITHIN = 1.0  # seconds between two checks whether the sweep's leader has made a manifest
 SWEEPING, RECORDS, COMPACTS = "sweep", "recording of what a restore needs", "compaction"
 """The names of the tasks in messages about failures."""
-SHOWN = 20  # paths of each kind that are published; the others are only counted
+SHOWN = 20  # paths of each kind, and runs of the compaction, that are published
+LONGEST_ERROR = 1000  # characters of a published run's error
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Duty:
     store_messages: StoreMessages | None = None  # stores messages as this node stores delivered ones
     elapsed: Callable[[], float] = time.monotonic
     catalog: CatalogKeeper | None = None  # of the user, while this node leads the compaction
+    compaction: CompactionState | None = None  # while this node leads it
     _exposure: LoadedExposure | None = field(default=None, init=False, repr=False)
     _fresh: FreshKeeper | None = field(default=None, init=False, repr=False)
 
@@ -118,7 +120,8 @@ class Duty:
         async with self._forget_failures_of(COMPACTS, FRESH), self.keep_catalog(), driver as engine, fresh.scope():
             while True:
                 term.check()
-                slots = self.config.compaction.schedule()
+                slots, began, pause = self.config.compaction.schedule(), self.clock(), 0.0
+                self._note_compaction()
                 try:
                     run = self.compact_once(leading, engine, fresh.schedule(slots))
                     done = await self._attempt(COMPACTS, run)
@@ -133,7 +136,24 @@ class Duty:
                         self.failing[COMPACTS] += (
                             f"; it runs again at {datetime.fromtimestamp(now + pause, UTC):%H:%M:%S} UTC"
                         )
+                self._note_compaction(self._describe_run(began, done), pause)
+                if pause:
                     await fresh.pause(pause)
+
+    def _describe_run(self, began: float, done: CompactReport | None) -> CompactionRun | None:
+        """Return a run that began at `began`, for the published state; None if it found nothing to do."""
+        if done and not (done.groups or done.failed):
+            return None
+        error = "; ".join(done.failed) if done else self.failing[COMPACTS]
+        figures = {"inputs": done.inputs, "outputs": done.outputs, "rows": done.rows_in} if done else {}
+        return CompactionRun(
+            began=began, seconds=max(0.0, self.clock() - began), error=error[:LONGEST_ERROR], **figures
+        )
+
+    def _note_compaction(self, run: CompactionRun | None = None, pause: float = 0.0) -> None:
+        """Note a run, if there was one, and that the next check is after `pause` seconds; 0: it begins now."""
+        runs = [*(self.compaction.runs if self.compaction else ()), *([run] if run else ())]
+        self.compaction = CompactionState(runs=runs[-SHOWN:], next=self.clock() + pause if pause else None)
 
     def lead_compaction(self, term: Term) -> TableLeading:
         """Return what the leader of the compaction works with during this term."""
@@ -172,6 +192,8 @@ class Duty:
         finally:
             for what in works:
                 self.failing.pop(what, None)
+            if COMPACTS in works:
+                self.compaction = None
 
     async def _attempt(self, what: str, work: Awaitable[Result]) -> Result | None:
         """Return the result of a task, None if it failed."""

@@ -192,6 +192,7 @@ class Node:
             stored=dict(self.stored),
             pending=self._blocks.pending + self._in_flight.messages,
             oldest=max((age for age in (open_for, self._in_flight.longest) if age is not None), default=None),
+            lowest=min(filter(None, [self._blocks.lowest, self._in_flight.lowest]), default=None),
             location=self._duty.location if self._duty and self._duty.can_compact else "",
             troubles=[
                 text[:LONGEST_TROUBLE]
@@ -203,8 +204,10 @@ class Node:
                     *self._describe_refusals(),
                 )
             ],
+            store_trouble=self.store_trouble[:LONGEST_TROUBLE],
             catalogs=self._duty.catalogs if self._duty else [],
             fresh=self._duty.fresh if self._duty else None,
+            compaction=self._duty.compaction if self._duty else None,
         )
 
     def _describe_refusals(self) -> list[str]:

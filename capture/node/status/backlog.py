@@ -27,14 +27,15 @@ class Backlog:
     """The messages that a durable consumer still has to capture, over all of its nodes, as the server reports them.
 
     `pending` messages are not delivered yet, `unacked` ones are not acknowledged. `oldest` is when the stream stored
-    the first of all these (Unix seconds), None if there is none. On the subjects in `filters` everything is
-    acknowledged up to sequence `acked`. The server delivers a message again that is not acknowledged for `ack_wait`
-    seconds. Without a consumer, `remaining` are the messages that the archive does not hold.
+    the first of all these (Unix seconds), and `first` its sequence; None if there is none. On the subjects in `filters`
+    everything is acknowledged up to sequence `acked`. The server delivers a message again that is not acknowledged for
+    `ack_wait` seconds. Without a consumer, `remaining` are the messages that the archive does not hold.
     """
 
     pending: int
     unacked: int
     oldest: float | None = None
+    first: int | None = None
     acked: int = 0
     filters: tuple[str, ...] = (">",)
     ack_wait: float = 0.0
@@ -54,17 +55,19 @@ async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") ->
         raise ConsumerNotFoundError(f"stream {stream} has no consumer that captures it")
     position = Position.of(states)
     filters: list[str] = []
-    oldest: list[float | None] = []
+    found: list[tuple[int, float] | None] = []
     for one in states:
         wanted = one["config"].get("filter_subjects") or [one["config"].get("filter_subject") or ">"]
         filters += wanted
         if one["num_pending"] or one["num_ack_pending"]:
             after = int(one["ack_floor"]["stream_seq"]) + 1
-            oldest += [await _read_stored_at(natty, stream, after, subject) for subject in wanted]
+            found += [await _read_stored_at(natty, stream, after, subject) for subject in wanted]
+    waiting = [one for one in found if one]
     return Backlog(
         pending=position.pending,
         unacked=position.unacked,
-        oldest=min((at for at in oldest if at is not None), default=None),
+        oldest=min((at for _, at in waiting), default=None),
+        first=min((sequence for sequence, _ in waiting), default=None),
         acked=position.floor,
         filters=tuple(filters),
         ack_wait=max(one["config"]["ack_wait"] for one in states) / NANOSECONDS,
@@ -81,23 +84,25 @@ async def read_direct_backlog(natty: Natty, config: CaptureConfig, store: Store,
     scope = await read_direct_scope(store, config.stream)
     remaining = await ArchivePosition(natty, config, store).read(scope.start if scope else 1)
     unread = remaining.unread
+    first = await _read_stored_at(natty, config.stream, unread.first, ">") if unread else None
     return Backlog(
         pending=len(unread),
         unacked=0,
-        oldest=await _read_stored_at(natty, config.stream, unread.first, ">") if unread else None,
+        oldest=first[1] if first else None,
+        first=first[0] if first else None,
         acked=remaining.floor,
         ack_wait=config.ack_wait,
         remaining=remaining,
     )
 
 
-async def _read_stored_at(natty: Natty, stream: str, after: int, subject: str) -> float | None:
-    """Return when the first message from this sequence on was stored; None if there is none any more."""
+async def _read_stored_at(natty: Natty, stream: str, after: int, subject: str) -> tuple[int, float] | None:
+    """Return the first message from this sequence on, and when it was stored; None if there is none any more."""
     try:
         found = await natty.jetstream.request(f"STREAM.MSG.GET.{stream}", {"seq": after, "next_by_subj": subject})
     except NattyError:
         return None
-    return parse_time(found["message"]["time"]) / 1e9
+    return int(found["message"]["seq"]), parse_time(found["message"]["time"]) / 1e9
 
 
 def sentence(node: str, stored: Counter[str], seconds: float, backlog: Backlog, now: float) -> str:

@@ -16,6 +16,7 @@ from capture.config.pipelines import pipelines_name
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.ingest.board import ALLOWANCE
+from capture.ingest.board_trouble import Trouble
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.document import Run
 from capture.reading.pipeline_view import PipelineFacts, PipelineView
@@ -30,6 +31,8 @@ RECENT = 20
 NO_LEADER = "no node leads the pipelines: a node with Spark and this configuration is needed"
 NOT_KNOWN = "not known"
 """The state of a pipeline if the document of the tables can't be read."""
+UNSCHEDULED = ("paused", "needs rerun", NOT_KNOWN)
+"""The states in which no run is due."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +60,8 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     `state` is that of `capture pipeline ls`. `run` counts committed runs, and `failures` the failed ones since the last
     good one, which ended at `good` (Unix seconds; None: there is none among the last runs). `behind` counts messages
     and rows that its inputs have and its table does not (None: not known); the oldest of these messages is in the
-    archive since `waiting_since` (Unix seconds; None: none waits). `runs` are the last ones, the newest at the end.
+    archive since `waiting_since` (Unix seconds; None: none waits). It is due again at `next` (Unix seconds; None: it is
+    not scheduled). `runs` are the last ones, the newest at the end.
     `changed` are the settings that its table was not made with.
     """
 
@@ -69,6 +73,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     good: float | None = None
     behind: int | None = None
     waiting_since: float | None = None
+    next: float | None = None
     rows: int | None = None
     files: int | None = None
     bytes: int | None = None
@@ -109,26 +114,30 @@ class PipelinesStatus:
     at: float = 0.0
 
     @property
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """A sentence for each problem."""
         return self.list_troubles()
 
-    def list_troubles(self, known: Sequence[str] = ()) -> list[str]:
+    def list_troubles(self, known: Sequence[str] = ()) -> list[Trouble]:
         """Return a sentence for each problem, without pipelines that `known` ones name: nodes report some, too."""
-        found = [] if self.leader else [NO_LEADER]
-        found += [f"the tables of the pipelines can't be read: {self.unreadable}"] if self.unreadable else []
+        found = [] if self.leader else [Trouble(NO_LEADER, "capturepipelinesnotled")]
+        if self.unreadable:
+            unreadable = f"the tables of the pipelines can't be read: {self.unreadable}"
+            found.append(Trouble(unreadable, "capturepipelinesunreadable"))
         for one in self.pipelines:
             is_known = any(re.search(rf": pipeline {re.escape(one.name)}(?!\w)", text) for text in known)
             if not is_known and (sentence := one.describe_trouble()):
-                found.append(sentence)
+                found.append(Trouble(sentence, "capturepipelinefailing"))
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return the status for programs."""
+        troubles = self.troubles
         return {
             "name": self.name,
-            "ok": not self.troubles,
-            "troubles": self.troubles,
+            "ok": not troubles,
+            "troubles": list(map(str, troubles)),
+            "entries": [one.entry for one in troubles],
             "leader": self.leader or None,
             "unreadable": self.unreadable,
             "read_at": self.at,
@@ -180,7 +189,9 @@ async def _read_tables(natty: Natty, config: CaptureConfig, name: str) -> Pipeli
 async def _look(view: PipelineView, pipeline: Pipeline) -> PipelineState:
     facts = await view.outline(pipeline)
     times = [await view.find_oldest(one.name, one.new) for one in facts.inputs if one.new]
-    return summarise(facts, pipeline, min(filter(None, times), default=None))
+    found = summarise(facts, pipeline, min(filter(None, times), default=None))
+    is_scheduled = not pipeline.follows and found.state not in UNSCHEDULED
+    return msgspec.structs.replace(found, next=pipeline.times().next(time.time())) if is_scheduled else found
 
 
 def summarise(facts: PipelineFacts, pipeline: Pipeline, waiting_since: float | None = None) -> PipelineState:

@@ -99,6 +99,7 @@ class Progress:
             pending=self.backlog.pending,
             unacked=self.backlog.unacked,
             lag=None if oldest is None else max(0.0, self.now - oldest),
+            waiting_from=self.backlog.first,
             held=len(known.held),
             overlaps=len(known.overlaps),
             removed=len(known.removed - known.held),

@@ -12,13 +12,23 @@ import msgspec
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.iceberg_state import CatalogState, FreshState
 from capture.config.settings import CaptureConfig, Compacting
-from capture.errors import CaptureError
+from capture.errors import NoStatusError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, NodeState, StreamState, server_time
+from capture.ingest.board_trouble import Trouble
+from capture.node.status.ack_floor_holder import explain
 from capture.node.status.backlog import read_backlog
 from natty import Natty, NattyError
 
 ASK_WITHIN = 3.0  # seconds within which NATS must report how far a stream is captured
-POSITION = ("first", "last", "acked", "pending", "unacked", "lag")  # fields of `StreamState` that come from NATS
+POSITION = (
+    "first",
+    "last",
+    "acked",
+    "pending",
+    "unacked",
+    "lag",
+    "waiting_from",
+)  # fields of `StreamState` that come from NATS
 NO_CANDIDATE = "no running node is a candidate, a node with Spark is needed"
 FOUND = ("gaps", "gaps_are", "missing", "missing_are")  # fields that come from a sweep
 
@@ -40,10 +50,11 @@ class Status:
     is_to_compact: bool = False
 
     @property
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """A sentence for each problem."""
         found = self.board.troubles(leader=self.sweeper)
-        return [*found, f"nobody compacts: {NO_CANDIDATE}"] if self.is_to_compact and self.lacks_candidate else found
+        lacks = self.is_to_compact and self.lacks_candidate
+        return [*found, Trouble(f"nobody compacts: {NO_CANDIDATE}")] if lacks else found
 
     @property
     def catalogs(self) -> list[CatalogState]:
@@ -74,18 +85,25 @@ class Status:
         return stream.stream in self.asked or not self.board.is_late
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the status for programs; ages in seconds. Figures that are not known any more are null."""
+        """Return the status for programs; ages in seconds. Figures that are not known any more are null.
+
+        `entries` are the anchors of the problems in docs/runbook.md. `held_back` says what a stream's ack floor waits
+        for.
+        """
         board = self.board
-        state = msgspec.to_builtins(board.state)
+        state, troubles = msgspec.to_builtins(board.state), self.troubles
         for found, stream in zip(state["streams"], board.state.streams, strict=True) if board.state else ():
+            found["held_back"] = explain(stream, board.nodes) if self.knows(stream) else None
             found |= {} if self.knows(stream) else dict.fromkeys(POSITION)
             found |= {} if not board.is_late else dict.fromkeys(FOUND)
         return {
             "archive": self.archive,
-            "ok": not self.troubles,
-            "troubles": self.troubles,
+            "ok": not troubles,
+            "troubles": list(map(str, troubles)),
+            "entries": [one.entry for one in troubles],
             "leaders": {"sweep": self.sweeper or None, "compaction": self.compactor or None},
             "age": round(board.ago, 3),
+            "late": board.is_late,
             "state": state,
             "nodes": [
                 msgspec.to_builtins(one.node) | {"age": round(one.ago, 3), "late": one.is_late} for one in board.nodes
@@ -94,7 +112,7 @@ class Status:
 
 
 async def look(natty: Natty, configs: Sequence[CaptureConfig]) -> list[Status]:
-    """Return the status of each archive. CaptureError if nothing is published of one; NattyError."""
+    """Return the status of each archive. NoStatusError if nothing is published of one; NattyError."""
     return [await _look(natty, one) for one in configs]
 
 
@@ -105,7 +123,7 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
         natty.election(COMPACTION.election(config.name)).holder(ALLOWANCE),
     )
     if board.state is None and not board.nodes and not board.unreadable:
-        raise CaptureError(
+        raise NoStatusError(
             f"bucket {BUCKET} has no status of archive {config.name}: no node has run yet, or it runs with another"
             " archive name, account or server"
         )
@@ -145,5 +163,6 @@ async def _read_position(natty: Natty, config: CaptureConfig, stream: StreamStat
         acked=backlog.acked,
         pending=backlog.pending,
         unacked=backlog.unacked,
+        waiting_from=backlog.first,
         lag=None if backlog.oldest is None else max(0.0, server_time(info) - backlog.oldest),
     )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from capture.errors import CaptureError
+from capture.errors import CaptureError, NoStatusError
+from capture.node.status.history import STEP, History
 from capture.node.status.pipeline_metrics import pipeline_metrics
 from capture.node.status.pipelines import PipelinesStatus
 from capture.node.status.status import Status
@@ -20,6 +22,7 @@ from capture.verification.outputs import labels, metric
 from natty import NattyError
 from natty.metrics.access import Tokens
 from natty.metrics.pages import PROBES
+from natty.wire.background import cancel_all, keep_up
 
 log = logging.getLogger("capture.serve")
 
@@ -43,14 +46,26 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class StatusPage:
     """Serves the archives' status, as `look` returns it. With `tokens`, requests must present one of them.
 
-    `pipelines` returns the status of the pipelines, if there are any.
+    `pipelines` returns the status of the pipelines, if there are any. `start` is the command that starts a node, and
+    `runbook` the URL of docs/runbook.md, "" if it is not known: the page shows both where they help.
 
-    `/` is the page, `/status.json` its content, `/metrics` the same for Prometheus. `/readyz` reports whether NATS
-    answers, `/livez` whether this process does; these probes need no token.
+    `/` is the page, `/status.json` its content, `/history.json` the last hour, `/metrics` the status for Prometheus.
+    `/readyz` reports whether NATS answers, `/livez` whether this process does; these probes need no token.
     """
 
-    def __init__(self, look: Look, tokens: Iterable[str] = (), *, pipelines: LookPipelines | None = None) -> None:
+    def __init__(
+        self,
+        look: Look,
+        tokens: Iterable[str] = (),
+        *,
+        pipelines: LookPipelines | None = None,
+        start: str = "capture run",
+        runbook: str = "",
+    ) -> None:
         self._look, self._look_at_pipelines = look, pipelines
+        self._shown = {"start": start, "runbook": runbook}
+        self._history = History()
+        self._is_empty = False  # NATS answers, and no node has published anything
         self._tokens = Tokens(tokens)
         self._lock = asyncio.Lock()
         self._found: list[Status] | str = ""  # or why nothing was found
@@ -63,17 +78,35 @@ class StatusPage:
     def application(self) -> web.Application:
         """Return the page as a web application."""
         application = web.Application(middlewares=[self._guard])
+        application.cleanup_ctx.append(self._remember)
         application.add_routes(
             [
                 web.get("/", self._page),
                 web.get("/{name:page\\.(?:css|js)}", self._page),
                 web.get("/status.json", self._status),
+                web.get("/history.json", self._hour),
                 web.get("/metrics", self._metrics),
                 web.get("/readyz", self._ready),
                 web.get("/livez", self._live),
             ]
         )
         return application
+
+    async def _remember(self, application: web.Application) -> AsyncIterator[None]:
+        """While the page is served, add a point to the history every few seconds."""
+
+        async def remember() -> None:
+            while True:
+                found: list[Status] = []
+                with contextlib.suppress(TimeoutError, CaptureError, NattyError):  # requests report it
+                    async with asyncio.timeout(LOOK_TIMEOUT):
+                        found = await self._look()
+                self._history.add(found, time.time())
+                await asyncio.sleep(STEP)
+
+        task = asyncio.create_task(keep_up("the history of the status page", remember))
+        yield
+        await cancel_all([task])
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -91,12 +124,19 @@ class StatusPage:
 
     async def _status(self, request: web.Request) -> web.Response:
         found = await self._now()
-        said: dict[str, Any] = {"error": found}
+        said: dict[str, Any] = {"error": found, "empty": self._is_empty}
         if not isinstance(found, str):
+            if self._history.lacks(found):  # the rate is known from the first look on
+                self._history.add(found, time.time())
             said = {"archives": [one.as_dict() for one in found]}
             said |= {"pipelines": self._pipelines.as_dict()} if self._pipelines else {}
         status = 503 if isinstance(found, str) else 200
-        return web.Response(body=msgspec.json.encode(said), status=status, content_type="application/json")
+        return web.Response(
+            body=msgspec.json.encode(said | self._shown), status=status, content_type="application/json"
+        )
+
+    async def _hour(self, request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self._history.as_dict()), content_type="application/json")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         found = await self._now()
@@ -106,7 +146,8 @@ class StatusPage:
 
     async def _ready(self, request: web.Request) -> web.Response:
         found = await self._now()
-        return web.Response(status=503, text=f"{found}\n") if isinstance(found, str) else web.Response(text="ready\n")
+        is_ready = self._is_empty or not isinstance(found, str)
+        return web.Response(text="ready\n") if is_ready else web.Response(status=503, text=f"{found}\n")
 
     async def _live(self, request: web.Request) -> web.Response:
         return web.Response(text="alive\n")
@@ -116,13 +157,14 @@ class StatusPage:
         clock = asyncio.get_running_loop().time
         async with self._lock:
             if clock() - self._at > FRESH:
+                self._is_empty = False
                 try:
                     async with asyncio.timeout(LOOK_TIMEOUT):
                         self._found, self._pipelines = await self._look_at_all()
                 except TimeoutError:
                     self._found = f"NATS has not answered for {LOOK_TIMEOUT:g} s"
                 except (CaptureError, NattyError) as error:
-                    self._found = str(error)
+                    self._found, self._is_empty = str(error), isinstance(error, NoStatusError)
                 self._at = clock()
             return self._found
 

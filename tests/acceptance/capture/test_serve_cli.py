@@ -87,12 +87,15 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
     assert f'capture_archive_led{{archive="{archive}",office="sweep"}} 0\n' in text
     assert text.count("# TYPE capture_archive_led gauge") == 1
     for wrong in ({}, {"Authorization": "Bearer another token of that length"}, {"Authorization": "Basic ???"}):
-        for path in ("/", "/page.js", "/status.json", "/metrics", "/nothing"):
+        for path in ("/", "/page.js", "/status.json", "/history.json", "/metrics", "/nothing"):
             status, headers, text = get(path, **wrong)
             assert (status, text) == (401, "a token is needed\n")
             assert headers["WWW-Authenticate"].startswith("Basic realm=")
     assert get("/readyz")[::2] == (200, "ready\n")  # probes have no token
     assert get("/livez")[::2] == (200, "alive\n")
+    history = json.loads(get("/history.json", **shown)[2])["archives"][archive]
+    assert [point[2] for point in history] == [2.5] * len(history)
+    assert said["entries"] == ["capturenosweepleader"]
     assert get("/nothing", **shown)[0] == 404
     assert get("/page.py", **shown)[0] == 404
 
@@ -174,6 +177,36 @@ def test_a_browser_shows_the_runs_of_each_pipeline(derived, tmp_path, scheme):
             assert expected in seen["text"]
         assert seen["complaints"] == []
         assert not seen["wider"]
+
+
+def test_before_a_node_has_run_the_page_says_how_to_start_one_and_is_ready(shell, natty_name):
+    process = shell.start("capture", "serve", "--stream", natty_name("new"), "--port", 0, "--plain-http")
+    url = process.stdout.readline().split()[-1]
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+        urllib.request.urlopen(f"{url}/status.json", timeout=PATIENCE)
+    said = json.loads(refused.value.read())
+    assert (said["empty"], said["start"].startswith("capture run --stream ")) == (True, True)
+    assert "no node has run yet" in said["error"]
+    with urllib.request.urlopen(f"{url}/readyz", timeout=PATIENCE) as answer:
+        assert answer.read() == b"ready\n"
+
+
+@pytest.mark.long
+def test_a_browser_shows_the_hour_what_is_old_in_grey_and_links_to_the_runbook(shell, archive, tmp_path):
+    book = ("--runbook", "https://docs.example/runbook/")
+    process = shell.start("capture", "serve", "--stream", archive, "--port", 0, "--plain-http", *book)
+    url = process.stdout.readline().split()[-1]
+    with browsing(tmp_path) as browser:
+        browser(open=url, until="what to do")
+        seen = browser(open=url, until="messages stored per second")  # the server remembers, not the page
+        for expected in (
+            "age of the oldest message not captured",
+            "what the acks of ORDERS wait for",
+            "in no block of",
+        ):
+            assert expected in seen["text"]
+        assert "docs/runbook.md" not in seen["text"]
+        assert seen["complaints"] == []
 
 
 def test_without_tls_it_is_served_on_a_loopback_address_only(shell):

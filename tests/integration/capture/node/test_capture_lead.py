@@ -234,6 +234,8 @@ async def test_the_leaders_work_ends_with_its_term_and_leaves_no_spark(
             await stored(store, count - 1, count)
             await compacted(count)
         token = election.term.token
+        run = duty.compaction.runs[-1]
+        assert (run.error, run.rows >= run.inputs > 0, run.outputs) == ("", True, 1)
         natty_proxy.half_open()
         await stored(store, count + 1, count + 2)
         async with asyncio.timeout(PATIENCE):
@@ -267,14 +269,18 @@ async def test_a_compaction_that_failed_says_when_it_runs_again_and_is_logged_on
     await natty.election(SWEEP.election(archive), lease=OFFICE).run(damage)
     candidacy = asyncio.create_task(natty.election(COMPACTION.election(archive), lease=OFFICE).run(duty.compact))
     said = re.compile(r"the compaction failed: .*; it runs again at \d\d:\d\d:\d\d UTC").fullmatch
-    found = set()
+    found, runs = set(), []
     async with asyncio.timeout(PATIENCE):
         while len(found) < 2:  # it has failed again
             assert not candidacy.done(), candidacy.result()
             await asyncio.sleep(0.02)
             found |= {text for text in duty.failing.values() if said(text)}
+            runs = duty.compaction.runs if duty.compaction else runs
+    assert runs
+    assert all(one.error in found and (one.inputs, one.outputs) == (0, 0) for one in runs[:1])
     candidacy.cancel()
     await asyncio.gather(candidacy, return_exceptions=True)
+    assert duty.compaction is None  # another node may lead it now
     assert len([one for one in caplog.records if "the compaction failed" in one.message]) == 1
 
 

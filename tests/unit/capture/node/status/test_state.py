@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from capture.cli.status import _age, _size
-from capture.ingest.board import MOST_SAID, ArchiveState, BoardState, Heard, NodeState, StreamState
+from capture.ingest.board import ArchiveState, BoardState, Heard, NodeState, StreamState
+from capture.ingest.board_trouble import MOST_SAID
 from natty.errors import BadRecordError
 from natty.kv.json_records import decode
 

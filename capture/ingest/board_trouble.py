@@ -1,0 +1,41 @@
+"""A problem of an archive: a sentence, and the entry of the runbook that says what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+MOST_SAID = 20  # sentences of each kind
+SENTENCES = "sentences"  # the runbook's table of sentences
+
+
+class Trouble(str):
+    """A sentence about a problem. `entry` is the anchor of its entry in docs/runbook.md."""
+
+    __slots__ = ("entry",)
+    entry: str
+
+    def __new__(cls, text: str, entry: str = SENTENCES) -> Self:
+        """Make the sentence `text`."""
+        made = super().__new__(cls, text)
+        made.entry = entry
+        return made
+
+    def __repr__(self) -> str:
+        return f"Trouble({str(self)!r}, {self.entry!r})"
+
+
+def few(sentences: Iterable[str], entry: str = SENTENCES) -> list[Trouble]:
+    """Return the first MOST_SAID sentences, and one with the number of the others."""
+    found = [Trouble(one, entry) for one in sentences]
+    more = len(found) - MOST_SAID
+    return [*found[:MOST_SAID], Trouble(f"and {more:,} more like these", entry)] if more > 0 else found
+
+
+def disagreement(locations: Mapping[str, str]) -> str:
+    """Return a sentence about nodes that know the archive by different URLs; "" if they agree."""
+    by_location = {location: node for node, location in sorted(locations.items(), reverse=True)}
+    if len(by_location) < 2:
+        return ""
+    said = ", ".join(f"{location} ({node})" for location, node in sorted(by_location.items()))
+    return f"nodes use different URLs for the archive, {said}: set [table] location to the URL of engines on all nodes"
