@@ -8,7 +8,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14 python3.15
 # The tests start hundreds of Pythons: each would compile the packages again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo docs unit lock test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-yarn
+.PHONY: help demo docs unit lock test test-long test-versions lint bench chaos chaos-election chaos-groups chaos-pipelines clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-pythons test-upgrade test-yarn
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -69,6 +69,11 @@ chaos-pipelines: .venv/.test ## 100 strikes at nodes that run pipelines on Spark
 
 soak-table: .venv/.test ## 500 compactions with crashes: what lies in the store must not grow for ever; half a minute
 	@.venv/bin/python tests/support/table_soak.py $(ARGS)
+
+# The default is the last commit before format 3 of the archive.
+test-upgrade: BASE ?= dfe484ae^
+test-upgrade: .venv/.test ## nodes of an earlier commit beside nodes of this one; a minute; `make test-upgrade BASE=HEAD~100`; needs git's history
+	@UPGRADE_BASE=$(BASE) .venv/bin/python -m pytest --numprocesses 0 tests/acceptance/capture/beside_an_earlier_version.py $(ARGS)
 
 test-iceberg-duckdb: .venv/.test ## DuckDB with its Iceberg extension, in a virtual environment of its own, reads the table
 	@.venv/bin/python tests/support/iceberg_on_duckdb.py $(ARGS)

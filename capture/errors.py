@@ -101,6 +101,10 @@ class ManifestError(CaptureError):
     """The archive's manifest is damaged, or of a newer format than this version reads."""
 
 
+class NewerFormatError(ManifestError):
+    """A document of the archive has a newer format than this version reads: use the version that wrote it."""
+
+
 class DamagedIndexError(ManifestError):
     """A page of the archive's index is missing or was changed: restore it from a copy of the store."""
 

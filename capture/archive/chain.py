@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol, Self, TypeVar
 import msgspec
 
 from capture.archive.signing import Signer, split, vouch
-from capture.errors import AlreadyStoredError, ManifestError, NotStoredError
+from capture.errors import AlreadyStoredError, ManifestError, NewerFormatError, NotStoredError
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store, is_path
 from capture.stores.deletion import delete_all
 from natty.errors import UNREADABLE
@@ -130,14 +130,15 @@ def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
 
 
 def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:
-    """Return the decoded JSON; `format_of` reads its format. ManifestError if it is damaged, or newer than `newest`."""
+    """Return the decoded JSON; `format_of` reads its format. ManifestError if it is damaged; NewerFormatError."""
     try:
         found = format_of(data)
         if found <= newest:
             return msgspec.json.decode(data, type=kind)
     except UNREADABLE as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
-    raise ManifestError(f"{path} has format {found}; this version reads up to {newest}: use the version that wrote it")
+    known = f"this version reads up to {newest}"
+    raise NewerFormatError(f"{path} has format {found}; {known}: use the version that wrote it")
 
 
 def _check_place(document: Kind, path: str) -> Kind:

@@ -19,7 +19,7 @@ from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.config.consumers import Position, consumer_states, consumers_of, read_recorded_consumers
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, DamagedIndexError, ManifestError, NotStoredError
+from capture.errors import CaptureError, DamagedIndexError, ManifestError, NewerFormatError, NotStoredError
 from capture.ingest.board import server_time
 from capture.ingest.source import stream_info
 from capture.maintenance.sweep import read_entries
@@ -179,9 +179,8 @@ def _drop_reported(problems: Iterable[str], reported: Iterable[str]) -> list[str
 
 async def _check_archive(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
     """Raise NoArchiveError if neither store nor NATS has an archive. One that only NATS has was lost: compare it."""
-    if natty and not await holds_archive(store) and await SWEEP.reader(natty, config.name)():
-        return
-    await require_archive(store)
+    if not natty or await holds_archive(store) or not await SWEEP.reader(natty, config.name)():
+        await require_archive(store)
 
 
 # --- the archive -----------------------------------------------------------------------------------------------------
@@ -210,6 +209,8 @@ async def _read_holdings(
             on_progress=on_progress,
             trust=config.trust(),
         )
+    except NewerFormatError:
+        raise  # it is not known what is stored: nothing is missing, and nothing is proven
     except ManifestError as error:
         return Holdings(problems=(str(error), *unreadable), unread=isinstance(error, DamagedIndexError))
     held = streams.get(config.stream, Holdings())
@@ -331,8 +332,7 @@ async def _compare_live(
     )
     verdict = compare(held, report)
     verdict = replace(verdict, unwanted=verdict.unwanted - said.stored)
-    missing = verdict.missing - held.lost
-    return verdict, said.stored, _advice(held, said, missing, natty.connection.server_version)
+    return verdict, said.stored, _advice(held, said, verdict.missing - held.lost, natty.connection.server_version)
 
 
 def _advice(held: Holdings, said: Explained, missing: Sequences, version: Version) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _drop_zeros(value: Any) -> Any:
 
 def _show(name: str, value: Any) -> str:
     if name in DURATIONS and isinstance(value, int):
-        return f"{value / NANOSECONDS:g} s"
+        return f"{value / NANOSECONDS:.15g} s"
     if name in LISTS_OF_SECONDS and value:
-        return f"[{', '.join(f'{one / NANOSECONDS:g} s' for one in value)}]"
+        return f"[{', '.join(f'{one / NANOSECONDS:.15g} s' for one in value)}]"
     return repr(value)

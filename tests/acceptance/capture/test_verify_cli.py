@@ -11,6 +11,7 @@ from capture_command import calling
 from prometheus_client.parser import text_string_to_metric_families
 
 from capture.archive.chain import Head
+from capture.archive.manifest import Manifest
 from capture.config.load import load
 from capture.stores import open_store
 from natty.testing import free_ports
@@ -97,6 +98,13 @@ def test_damage_of_each_kind_is_status_3_and_critical(capture, archive, shell, d
     status, out, _ = capture("verify", *archive, "--nagios")
     assert status == 2
     assert out.startswith("CAPTURE CRITICAL - ")
+
+
+def test_an_archive_of_a_newer_format_can_not_be_checked_and_nothing_of_it_is_missing(capture, archive, monkeypatch):
+    monkeypatch.setattr(Manifest, "FORMAT", Manifest.FORMAT - 1)
+    status, out, err = capture("verify", *archive)
+    assert (status, out) == (1, "")
+    assert "has format 3; this version reads up to 2: use the version that wrote it" in err
 
 
 def test_what_a_quick_look_can_not_see(capture, archive, shell):

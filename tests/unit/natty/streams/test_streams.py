@@ -19,6 +19,8 @@ def test_only_what_is_wanted_is_compared():
 def test_a_difference_names_both_values_and_durations_in_seconds():
     lines = difference({"max_age": 2_000_000_000, "storage": "file"}, {"max_age": 500_000_000, "storage": "memory"})
     assert lines == ["max_age is 0.5 s, wanted 2 s", "storage is 'memory', wanted 'file'"]
+    (line,) = difference({"max_age": 14 * 86_400_000_000_000}, {"max_age": 0})
+    assert line == "max_age is 0 s, wanted 1209600 s"
 
 
 @pytest.mark.parametrize("zero", [0, "", False, [], {}, None])
