@@ -49,18 +49,24 @@ def test_the_options_of_the_log_may_stand_behind_the_command(written, read):
 
 def test_a_second_hang_up_does_not_disturb_the_cleaning_up():
     interrupts = Interrupts()
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        with pytest.raises(KeyboardInterrupt), interrupts.handle():
+    cleaned = []
+
+    def work():
+        with interrupts.handle():
             try:
                 signal.raise_signal(signal.SIGHUP)
             finally:
                 signal.raise_signal(signal.SIGHUP)
                 signal.raise_signal(signal.SIGTERM)
-                cleaned = True
+                cleaned.append(True)
+
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
         signal.raise_signal(signal.SIGHUP)
     finally:
-        signal.signal(signal.SIGHUP, before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert cleaned
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert cleaned == [True]
     assert interrupts.status == 128 + signal.SIGHUP
