@@ -33,7 +33,11 @@ class Interrupts:
 
     @contextmanager
     def handle(self) -> Iterator[None]:
-        """While the body runs, SIGTERM and SIGHUP work as Ctrl-C, unless they are ignored or have another handler."""
+        """While the body runs, SIGTERM and SIGHUP work as Ctrl-C, unless they are ignored or have another handler.
+
+        After the first one, more of them change nothing, and the process ends with the status of the first: a closed
+        terminal sends SIGHUP twice, and the second one must not interrupt the command while it cleans up.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -44,12 +48,20 @@ class Interrupts:
             yield
         finally:
             for number in mine:
-                signal.signal(number, signal.SIG_DFL)
+                if signal.getsignal(number) == self._interrupt:
+                    signal.signal(number, signal.SIG_DFL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        for taken in TAKEN:
+            if signal.getsignal(taken) == self._interrupt:
+                signal.signal(taken, _ignore)
         self.number = number
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):  # Python's own handler raises KeyboardInterrupt, asyncio's cancels the running task
             handler(signal.SIGINT, frame)
         else:  # ignored, as for background jobs of a shell
             raise KeyboardInterrupt
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass  # a handler and not SIG_IGN, which child processes would inherit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import shutil
@@ -20,6 +21,7 @@ from capture.archive.picture import Picture
 from capture.cli.demo import flights, tables
 from capture.cli.demo.fleet import NODES, Fleet, within
 from capture.cli.demo.screen import Result, Screen
+from capture.cli.demo.watch import watch
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
@@ -70,7 +72,9 @@ tls_key = {key}
 {pipelines}"""
 
 
-async def run_demo(rows: int | None, port: int | None, given: Path | None, *, keep: bool, as_json: bool) -> bool:
+async def run_demo(
+    rows: int | None, port: int | None, given: Path | None, *, keep: bool, watched: bool, as_json: bool
+) -> bool:
     """Run the demo and show it. True if nothing is missing and all tables equal the CSV's. No process is left."""
     flights.data_file()
     console = Console(stderr=as_json)
@@ -79,12 +83,14 @@ async def run_demo(rows: int | None, port: int | None, given: Path | None, *, ke
         raise CaptureError(f"{folder} is not empty: give another --folder, or remove it first")
     folder.mkdir(parents=True, exist_ok=True)
     keep = keep or given is not None
+    temporary = folder / "tmp" if keep else folder
+    atexit.register(remove, temporary)  # if a second Ctrl-C interrupts the removal below
     began = time.monotonic()
     with Screen(console) as screen:
         try:
-            result = await Demo(folder, screen, rows, port).run()
+            result = await Demo(folder, screen, rows, port, watched=watched).run()
         finally:
-            remove(folder / "tmp" if keep else folder)
+            remove(temporary)
     result.seconds = time.monotonic() - began
     result.folder = str(folder) if keep else ""
     if as_json:
@@ -98,8 +104,8 @@ async def run_demo(rows: int | None, port: int | None, given: Path | None, *, ke
 class Demo:
     """One run. Every step uses what a user would use."""
 
-    def __init__(self, folder: Path, screen: Screen, rows: int | None, port: int | None) -> None:
-        self.rows, self.port = rows, port
+    def __init__(self, folder: Path, screen: Screen, rows: int | None, port: int | None, *, watched: bool) -> None:
+        self.rows, self.port, self.watched = rows, port, watched
         self.folder = folder
         self.screen = screen
         self.result = Result()
@@ -117,7 +123,10 @@ class Demo:
                 self.result.plain_text = await plain_text_answer(cluster[0].port)
                 self.screen.finish(f"The server refuses a client without TLS: {self.result.plain_text}")
                 config = self._configure(cluster.urls, files)
-                async with Natty(**config.nats) as natty:
+                async with (
+                    Natty(**config.nats) as natty,
+                    watch(natty, config, self.screen) if self.watched else contextlib.nullcontext(),
+                ):
                     await self._job(natty, config)
         finally:
             self.fleet.kill()
@@ -321,8 +330,16 @@ def demo(
     port: Annotated[
         int | None, typer.Option(min=1, max=65533, help="Port of the first server; default: a free one.")
     ] = None,
+    watched: Annotated[
+        bool, typer.Option("--watch", help="Show the status page in a browser while the demo runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run the end-to-end demo on real flights: a TLS cluster, two nodes, a killed leader, Spark, verification."""
-    ok = run_async(run_demo(rows, port, folder and folder.resolve(), keep=keep, as_json=as_json))
+    """Run the end-to-end demo on real flights: a TLS cluster, two nodes, a killed leader, Spark, verification.
+
+    Exits with 1 if a check fails. A signal ends it, with its processes and temporary files; the exit status is then 128
+    plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+    """
+    resolved = folder and folder.resolve()
+    ok = run_async(run_demo(rows, port, resolved, keep=keep, watched=watched, as_json=as_json))
     raise typer.Exit(0 if ok else 1)

@@ -91,9 +91,14 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person sees it."""
+        return self._console.is_terminal
+
     def say(self, text: str) -> None:
-        """Print a step that begins."""
-        self._console.print(f"… {text}", highlight=False)
+        """Print a step that begins. It is not broken into lines, so that an address can be copied."""
+        self._console.print(f"… {text}", highlight=False, soft_wrap=True)
 
     def finish(self, text: str, *, well: bool = True) -> None:
         """Print a step that has ended, and whether it succeeded."""

@@ -1,10 +1,14 @@
 """SIGTERM, SIGINT and SIGHUP at any moment of a command: the status names the signal, and nothing is left behind."""
 
+import base64
 import json
+import re
 import signal
 import socket
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from patient import PATIENCE
@@ -85,17 +89,74 @@ def test_a_node_that_connects_outlives_a_reload_and_ends_well_when_it_is_told_to
         assert shell.finish(process).status == 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [TERM, HUP, INT])
-def test_a_demo_that_is_ended_leaves_no_files_and_no_processes(shell, processes_of, number):
-    process = shell.start("capture", "demo", "--rows", "1000", TMPDIR=str(shell.folder))
+def until_there_is(pattern, shell, process):
     deadline = time.monotonic() + PATIENCE
-    while not list(shell.folder.glob("capture-demo-*/nats/*")):
-        assert process.poll() is None
+    while not list(shell.folder.glob(pattern)):
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.01)
+
+
+def strike_twice(process, number):
+    """Send a signal as when a terminal is closed: the kernel sends SIGHUP, and so does the shell."""
     process.send_signal(number)
-    assert shell.finish(process).status == 128 + number
+    time.sleep(0.01)  # Linux merges two pending signals into one
+    process.send_signal(number)
+
+
+def is_status_of(number, status):
+    """Python drops handlers shortly before it exits: then the second signal ends it. Shells see the same status."""
+    return status in (128 + number, -number)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param("capture-demo-*", marks=pytest.mark.long, id="its folder is new"),
+        pytest.param("capture-demo-*/tls/*", marks=pytest.mark.long, id="it makes keys"),
+        pytest.param("capture-demo-*/nats/*/server.log", id="its servers start"),
+        pytest.param("capture-demo-*/logs/node-1.log", marks=pytest.mark.long, id="its nodes start"),
+    ],
+)
+@pytest.mark.parametrize(
+    "number", [HUP, pytest.param(TERM, marks=pytest.mark.long), pytest.param(INT, marks=pytest.mark.long)]
+)
+def test_a_demo_that_is_ended_leaves_no_files_and_no_processes(shell, processes_of, pattern, number):
+    process = shell.start("capture", "demo", "--rows", "1000", TMPDIR=str(shell.folder))
+    until_there_is(pattern, shell, process)
+    if number == INT:
+        process.send_signal(INT)
+    else:
+        strike_twice(process, number)
+    assert is_status_of(number, shell.finish(process).status)
+    assert list(shell.folder.glob("capture-demo-*")) == []
+    assert processes_of(str(shell.folder / "capture-demo-")) == {}
+
+
+def test_a_server_that_is_ended_twice_leaves_no_files_and_no_processes(shell, processes_of):
+    for pattern in ("natty-server-*", "natty-server-*/tls/*", "natty-server-*/server.log", "natty-server-*/jetstream"):
+        process = shell.start("natty", "server", "--port", "0", TMPDIR=str(shell.folder))
+        until_there_is(pattern, shell, process)
+        strike_twice(process, HUP)
+        done = shell.finish(process)
+        assert is_status_of(HUP, done.status) or done.out.endswith("stopped\n")
+        assert list(shell.folder.glob("natty-server-*")) == []
+        assert processes_of(str(shell.folder / "natty-server-")) == {}
+
+
+def test_a_watched_demo_prints_an_address_that_shows_the_status_page(shell, processes_of):
+    process = shell.start("capture", "demo", "--rows", "1000", "--watch", "--json", TMPDIR=str(shell.folder))
+    line = next(line for line in process.stderr if "status page" in line)
+    assert "the output is not a terminal: open it yourself" in line
+    scheme, user, token, place = re.fullmatch(r".*(http)://(demo):([\w-]{32})@(127\.0\.0\.1:\d+)\n", line).groups()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{scheme}://{place}/status.json", timeout=PATIENCE)
+    basic = base64.b64encode(f"{user}:{token}".encode()).decode()
+    page = urllib.request.Request(f"{scheme}://{place}/", headers={"Authorization": f"Basic {basic}"})
+    with urllib.request.urlopen(page, timeout=PATIENCE) as answer:
+        assert b"<html" in answer.read()
+    process.send_signal(TERM)
+    assert shell.finish(process).status == 128 + TERM
     assert list(shell.folder.glob("capture-demo-*")) == []
     assert processes_of(str(shell.folder / "capture-demo-")) == {}
 

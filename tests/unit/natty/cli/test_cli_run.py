@@ -1,8 +1,10 @@
+import signal
 import sys
 
 import pytest
 import typer
 
+from natty.cli.interrupts import Interrupts
 from natty.cli.run import log_first, run
 from natty.errors import NattyError
 
@@ -43,3 +45,28 @@ def test_a_fault_of_ours_in_a_task_group_is_not_hidden(monkeypatch):
 )
 def test_the_options_of_the_log_may_stand_behind_the_command(written, read):
     assert log_first(written.split()) == read.split()
+
+
+def test_a_second_hang_up_does_not_disturb_the_cleaning_up():
+    interrupts = Interrupts()
+    cleaned = []
+
+    def work():
+        with interrupts.handle():
+            try:
+                signal.raise_signal(signal.SIGHUP)
+            finally:
+                signal.raise_signal(signal.SIGHUP)
+                signal.raise_signal(signal.SIGTERM)
+                cleaned.append(True)
+
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        signal.raise_signal(signal.SIGHUP)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert cleaned == [True]
+    assert interrupts.status == 128 + signal.SIGHUP

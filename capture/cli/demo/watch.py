@@ -1,0 +1,54 @@
+"""The demo's status page, opened in the user's browser while the demo runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import webbrowser
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from capture.cli.demo.screen import Screen
+from capture.config.settings import CaptureConfig
+from capture.node.status.pipelines import PipelinesLook
+from capture.node.status.status import look
+from capture.node.status.status_page import StatusPage
+from natty import Natty
+from natty.metrics import http
+
+
+@asynccontextmanager
+async def watch(natty: Natty, config: CaptureConfig, screen: Screen) -> AsyncIterator[None]:
+    """Serve the status page on a free port of the loopback during the block, and open it in a browser.
+
+    Prints its address with the token that it needs. The demo goes on if no browser can be opened.
+    """
+    token = secrets.token_urlsafe(24)
+    pipelines = PipelinesLook(config)
+    page = StatusPage(lambda: look(natty, [config]), [token], pipelines=lambda: pipelines.read(natty))
+    async with http.serve(page.application(), "127.0.0.1", 0, None) as url:
+        address = url.replace("://", f"://demo:{token}@")
+        if screen.is_terminal and has_display():
+            screen.say(f"The status page, while the demo runs: {address}")
+            # A thread that the demo does not wait for: some browsers return when they are closed.
+            threading.Thread(target=_open, args=(address, screen), daemon=True).start()
+        else:
+            why = "there is no display" if screen.is_terminal else "the output is not a terminal"
+            screen.say(f"The status page, while the demo runs ({why}: open it yourself): {address}")
+        yield
+
+
+def has_display() -> bool:
+    """Return whether a browser would have a window: in a terminal, Python would start a text browser in the demo's."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _open(address: str, screen: Screen) -> None:
+    try:
+        opened = webbrowser.open(address)
+    except Exception:  # whatever a browser of this machine does, the demo goes on
+        opened = False
+    if not opened:
+        screen.say("No browser could be opened: open the address of the status page yourself")
