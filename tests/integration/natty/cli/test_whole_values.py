@@ -24,7 +24,7 @@ class Screen(StringIO):
 
 @pytest.fixture
 def name(natty_commands, natty_name):
-    """The long name of a stream; its consumer, bucket, groups, dead letter, mirror and schedule have long names, too."""
+    """The long name of a stream. Its consumer, bucket, groups, letter, mirror and schedule have long names, too."""
     name = natty_name(f"ORDERS_{LONG}")
 
     async def make(natty):
