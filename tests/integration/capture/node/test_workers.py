@@ -435,7 +435,8 @@ async def test_json_lines_name_their_worker_and_stay_whole(fleet):
 
 
 async def test_each_worker_says_what_it_captures_and_what_it_has_stored_at_every_log_level(fleet):
-    workers = Workers(fleet, fleet.configure(**QUICK, logging__format="json", logging__level="error"), 2)
+    config = fleet.configure(**QUICK, logging__format="json")
+    workers = Workers(fleet, config, 2, options=["--log-level", "error"])
     await workers.until_ready()
     await stop(workers)
     said = [line["message"] for line in map(json.loads, workers.log.splitlines()) if line["logger"] == "capture.run"]
