@@ -249,7 +249,7 @@ def configure_log(wanted: Logging, node: str = "") -> None:
     for name in _leveled:
         logging.getLogger(name).setLevel(logging.NOTSET)
     configure_logging(LogLevel(wanted.level), LogFormat(wanted.format), {"node": node} if node else {})
-    life.setLevel(logging.NOTSET if wanted.level == "error" else logging.INFO)  # two lines for each run of a node
+    life.setLevel(logging.INFO)  # two lines for each run of a node, whatever the level
     for name, level in wanted.loggers.items():
         logging.getLogger(name).setLevel(level.upper())
     _leveled.clear()

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from capture.archive.iceberg_state import CatalogState, FreshState, TableState
@@ -27,7 +26,7 @@ from capture.node.status.status import NO_CANDIDATE, Status, look
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import PlainConsole, Rows, print_document
+from natty.cli.tables import Pairs, PlainConsole, Rows, print_document
 from natty.cli.terminal import printable
 from natty.config.units import write_count
 
@@ -100,7 +99,7 @@ async def _watch(config: CaptureConfig, pipelines: PipelinesLook, *, as_json: bo
             await look_on(_changes(lambda found: print(json.dumps(_data(found)), flush=True)))
         elif not sys.stdout.isatty():
             await look_on(_changes(lambda found: PlainConsole().print(overview(found), crop=False)))
-        with Live(console=PlainConsole(), auto_refresh=False) as live:
+        with Live(console=PlainConsole(live=True), auto_refresh=False) as live:
             await look_on(lambda found: live.update(overview(found), refresh=True))
 
 
@@ -151,41 +150,41 @@ def page(status: Status, pipelines: PipelinesStatus | None = None) -> Renderable
     return Group(*parts)
 
 
-def _archive(status: Status, state: ArchiveState) -> Table:
-    table = Table(show_header=False, box=None)
+def _archive(status: Status, state: ArchiveState) -> Pairs:
+    pairs: list[tuple[str, str]] = []
     leads = f"{status.sweeper or 'none'}, since {_time(state.since)}, token {state.token}"
     if status.sweeper != state.leader:
         leads = f"{status.sweeper or 'none'}; {state.leader} led the last sweep"
-    table.add_row("leader of the sweep", leads)
+    pairs.append(("leader of the sweep", leads))
     nobody = f"none: {NO_CANDIDATE}" if status.lacks_candidate else "none"
-    table.add_row("leader of the compaction", status.compactor or nobody)
+    pairs.append(("leader of the compaction", status.compactor or nobody))
     swept = f"{_age(status.board.ago)} ago, took {state.seconds:.1f} s, adopted {write_count(state.adopted, 'block')}"
-    table.add_row("last sweep", swept)
+    pairs.append(("last sweep", swept))
     blocks = f"{write_count(state.blocks, 'block')}, {write_count(state.messages, 'message')}, {_size(state.bytes)}"
     unadopted = write_count(state.unadopted, "block")
-    table.add_row(f"manifest {state.manifest}", f"{blocks} not compacted yet; {unadopted} not adopted yet")
+    pairs.append((f"manifest {state.manifest}", f"{blocks} not compacted yet; {unadopted} not adopted yet"))
     compacted = ""
     if state.compacted is not None:
         compacted = f"; compacted {_age(time.time() - state.compacted)} ago"
         compacted += f", last commit by {state.compactor}" if state.compactor else ""
     files = f"{write_count(state.files, 'file')}, {write_count(state.rows, 'message')}, {_size(state.table_bytes)}"
-    table.add_row(f"table {state.table}", files + compacted)
+    pairs.append((f"table {state.table}", files + compacted))
     for one in state.tables:
         known = f"{write_count(one.snapshots, 'snapshot')}, the current one is {one.current} of {_time(one.made)}"
-        table.add_row(f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}")
+        pairs.append((f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}"))
     if status.fresh:
-        table.add_row("fresh table", printable(_describe_fresh(status.fresh)))
+        pairs.append(("fresh table", _describe_fresh(status.fresh)))
     for entry in status.catalogs:
-        table.add_row(f"catalog {entry.stream}", printable(f"{entry.entry}: {_describe_entry(entry)}"))
+        pairs.append((f"catalog {entry.stream}", f"{entry.entry}: {_describe_entry(entry)}"))
     if healed := sum(one.healed for one in state.streams):
-        table.add_row("healed", f"{write_count(healed, 'message')} that no node had stored, by {state.leader}")
+        pairs.append(("healed", f"{write_count(healed, 'message')} that no node had stored, by {state.leader}"))
     for sentence in filter(None, (stream.describe_gone() for stream in state.streams)):
-        table.add_row("gone", printable(sentence))
+        pairs.append(("gone", sentence))
     if state.removed_objects:
-        table.add_row(
-            "retention", f"removed {write_count(state.removed_objects, 'object')}, {_size(state.removed_bytes)}"
+        pairs.append(
+            ("retention", f"removed {write_count(state.removed_objects, 'object')}, {_size(state.removed_bytes)}")
         )
-    return table
+    return Pairs(pairs)
 
 
 def _streams(status: Status, streams: list[StreamState]) -> Rows:

@@ -6,13 +6,12 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from natty import Letter, LetterFilter, Natty, NattyError
 from natty.cli import connect
 from natty.cli.ask import Force
-from natty.cli.tables import Json, PlainConsole, cells, print_document, print_table
+from natty.cli.tables import Json, PlainConsole, print_document, print_pairs, print_table
 from natty.cli.terminal import printable, say
 from natty.consuming.dead_letters import LETTERS, Retried
 
@@ -201,13 +200,9 @@ def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
 def _print_letter(letter: Letter) -> None:
     console = PlainConsole()
     console.soft_wrap = True  # a payload is printed unchanged
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in facts_of(letter).items():
-        if value not in ("", None):
-            facts.add_row(*cells(f"{name.replace('_', ' ')}:", value))
-    for name, values in letter.headers.items():
-        facts.add_row(*cells("header:", f"{name}: {', '.join(values)}"))
-    console.print(facts)
+    facts = [(f"{name.replace('_', ' ')}:", value) for name, value in facts_of(letter).items()]
+    headers = [("header:", f"{name}: {', '.join(values)}") for name, values in letter.headers.items()]
+    print_pairs((name, value) for name, value in facts + headers if value not in ("", None))
     for line in letter.traceback:
         console.print(Text("  " + printable(line)))
     payload = (

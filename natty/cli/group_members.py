@@ -146,7 +146,7 @@ async def _watch(
     natty: Natty, kind: Kind, stream: str, group: str, every: float, count: int | None, *, as_json: bool
 ) -> None:
     looks = 0
-    with Live(console=PlainConsole(), auto_refresh=False) as live:
+    with Live(console=PlainConsole(live=True), auto_refresh=False) as live:
         while True:
             rows, members = await _look(natty, kind, stream, group)
             state = [_state(one, rows) for one in members]

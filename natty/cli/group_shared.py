@@ -244,7 +244,7 @@ def _activity(state: MemberState) -> str:
 
 
 def _readable(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(name.replace("_", " "), _fact(name, value)) for name, value in facts.items()]
+    return [(f"{name.replace('_', ' ')}:", _fact(name, value)) for name, value in facts.items()]
 
 
 def _fact(name: str, value: Any) -> str:

@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 CONNECTION = "Connection options"
 """The heading (`rich_help_panel`) of the options that all commands with a connection share."""
+WHOLE = 10**6  # characters of a summary
 
 
 class ExampleCommand(TyperCommand):
@@ -36,18 +37,30 @@ class ExampleCommand(TyperCommand):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
+class SummaryGroup(TyperGroup):
+    """A group whose help has the whole summary of each command: a long one is folded, not cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names and summaries of the commands that are not hidden."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        if rows := [(name, one.get_short_help_str(WHOLE)) for name, one in found if one and not one.hidden]:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
 def examples(text: str, path: str) -> list[str]:
     """Return the lines of a text that are examples of a command, `natty stream add`."""
     return [line for line in text.strip().splitlines() if f"{line} ".startswith(f"{path} ")]
 
 
 def show_examples(app: typer.Typer) -> None:
-    """Make each command of an application, and of its groups, an `ExampleCommand`."""
+    """Make each command of an application, and of its groups, an `ExampleCommand`, and each group a `SummaryGroup`."""
     for command in app.registered_commands:
         if command.cls in (None, TyperCommand):
             command.cls = ExampleCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
+            group.cls = SummaryGroup
             show_examples(group.typer_instance)
 
 

@@ -315,7 +315,7 @@ def _show_status(status: BucketStatus, as_json: bool) -> None:
     if as_json:
         print(json_text(status))
     else:
-        print_pairs(status.items())
+        print_pairs((f"{name}:", value) for name, value in status.items())
 
 
 def _operation(event: Entry | Gone) -> str:

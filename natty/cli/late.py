@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_command
 
-from natty.cli.help import show_examples
+from natty.cli.help import SummaryGroup, show_examples
 
 
 class Place(NamedTuple):
@@ -28,7 +28,7 @@ class Place(NamedTuple):
         return getattr(import_module(module), name)
 
 
-class LateGroup(TyperGroup):
+class LateGroup(SummaryGroup):
     """The commands of `places`, by name. Listing or completing their names imports none of them."""
 
     places: ClassVar[Mapping[str, Place]]

@@ -28,11 +28,13 @@ PIPE = 1_000_000  # characters of a line without a terminal
 class PlainConsole(Console):
     """A console that prints text without markup, and escapes everything that a terminal could interpret.
 
-    A `Text` is printed unchanged. Lines in a pipe are not folded.
+    A `Text` is printed unchanged. Lines in a pipe are not folded. With `live`, those on a terminal are, between any
+    characters if need be: rich's `Live` cuts what is longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, live: bool = False) -> None:
         super().__init__(markup=False, highlight=False)
+        self.folds = live and self.is_terminal
         if not self.is_terminal:
             self.width = PIPE
 
@@ -93,11 +95,11 @@ class Rows:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = self._widths_within(options.max_width) if console.is_terminal else self.widths()
         if widths is None:
-            yield from (_unfold(line) for line in self.records())
+            yield from (_line(console, line) for line in self.records())
         elif console.is_terminal:
             yield self._table(widths)
         else:
-            yield from (_unfold(line) for line in self.lines())
+            yield from (_line(console, line) for line in self.lines())
 
     def lines(self, least: Sequence[int] = ()) -> list[str]:
         """Return the heading and the rows, one line each, in columns of at least these widths."""
@@ -150,6 +152,27 @@ class Rows:
         return table
 
 
+class Pairs:
+    """Names and values in two columns, for rich. A value is whole: on a terminal it is folded between words."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        self.pairs = [(printable(name), printable(str(value))) for name, value in pairs]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = max((cell_len(name) for name, _ in self.pairs), default=0)
+        values = max(1, options.max_width - names - 3)
+        words = [cell_len(word) for _, value in self.pairs for word in value.split()]
+        if console.is_terminal and max(words, default=0) <= values:
+            table = Table(show_header=False, box=None)
+            table.add_column(width=names)
+            table.add_column(overflow="fold")
+            for name, value in self.pairs:
+                table.add_row(Text(name), Text(value))
+            yield table
+        else:
+            yield from (_line(console, f" {_pad(name, names, False)}  {value}") for name, value in self.pairs)
+
+
 def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
     """Print names and values below a title, as the `nats` tool does. Empty values are left out; 0 and False are not."""
     shown = [(name, _show_value(value)) for name, value in facts if value not in ("", None, [])]
@@ -158,16 +181,8 @@ def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
 
 
 def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values in two columns."""
-    table = Table(show_header=False, box=None)
-    for name, value in pairs:
-        table.add_row(*cells(f"{name}:", value))
-    PlainConsole().print(table)
-
-
-def cells(*values: Any) -> list[Text]:
-    """Return the cells of a rich row, without markup and with control characters escaped."""
-    return [Text(printable(str(value))) for value in values]
+    """Print `Pairs`."""
+    PlainConsole().print(Pairs(pairs), crop=False)
 
 
 def print_document(data: Any, *, default: Callable[[Any], Any] | None = None) -> None:
@@ -179,8 +194,10 @@ def print_document(data: Any, *, default: Callable[[Any], Any] | None = None) ->
         print(text)
 
 
-def _unfold(line: str) -> Text:
-    return Text(line, no_wrap=True, overflow="ignore")
+def _line(console: Console, line: str) -> Text:
+    """Return a line that the console prints whole: longer than the terminal, unless it has to fold it."""
+    folds = isinstance(console, PlainConsole) and console.folds
+    return Text(line, overflow="fold") if folds else Text(line, no_wrap=True, overflow="ignore")
 
 
 def _pad(cell: str, width: int, right: bool) -> str:

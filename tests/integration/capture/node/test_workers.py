@@ -432,3 +432,14 @@ async def test_json_lines_name_their_worker_and_stay_whole(fleet):
     lines = [json.loads(line) for line in workers.log.splitlines()]
     assert {"node-1", "node-2"} <= {line.get("node") for line in lines}
     assert {line["logger"] for line in lines if "node" not in line} <= {"capture.run", "capture.workers", "asyncio"}
+
+
+async def test_each_worker_says_what_it_captures_and_what_it_has_stored_at_every_log_level(fleet):
+    config = fleet.configure(**QUICK, logging__format="json")
+    workers = Workers(fleet, config, 2, options=["--log-level", "error"])
+    await workers.until_ready()
+    await stop(workers)
+    said = [line["message"] for line in map(json.loads, workers.log.splitlines()) if line["logger"] == "capture.run"]
+    for name in ("node-1", "node-2"):
+        assert any(one.startswith(f"{name} captures {fleet.stream} into file://") for one in said)
+        assert f"{name} stopped: 0 messages in 0 blocks stored" in said

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 from typer import Context
-from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from capture.cli import app as capture_app
 from natty.cli import app as natty_app
+from natty.cli.help import SummaryGroup
 
 
 def printed(code):
@@ -117,7 +117,7 @@ def test_each_summary_in_a_list_of_commands_is_the_first_sentence_of_the_command
 @pytest.mark.parametrize("app", [natty_app, capture_app], ids=["natty", "capture"])
 def test_a_list_of_commands_reads_as_if_all_were_imported(app):
     late = get_command(app.make_app())
-    whole = TyperGroup(
+    whole = SummaryGroup(
         commands=dict(late.commands), params=late.params, help=late.help, no_args_is_help=True, rich_markup_mode=None
     )
     shown = [group.get_help(Context(group, info_name="it", terminal_width=80)) for group in (late, whole)]
