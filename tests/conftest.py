@@ -36,5 +36,5 @@ def nothing_left_open():
 
 
 def pytest_collection_finish(session):
-    """Garbage collections skip what is there before the first test: most of the heap, which each file's end would walk."""
+    """Garbage collections skip what is there before the first test: most of the heap that each file's end walks."""
     gc.freeze()

@@ -70,6 +70,7 @@ async def verify(fleet, config, count):
     assert verdict.as_dict()["remaining"] == 0
 
 
+@pytest.mark.long
 async def test_two_workers_read_an_old_stream_in_disjoint_parts_and_following_takes_over(old):
     config = old.configure(**SETTINGS, source="direct")
     status, out, err = await Backfill(old, config, "--workers", "2").end()
@@ -108,6 +109,7 @@ async def test_a_killed_backfill_continues_with_what_is_missing(old):
     assert (status, out.split(" ")[1]) == (0, "0"), err
 
 
+@pytest.mark.long
 async def test_a_worker_that_is_killed_starts_again(old):
     config = old.configure(**SETTINGS, source="direct")
     run = Backfill(old, config, "--workers", "2")
