@@ -33,3 +33,8 @@ def nothing_left_open():
     """What a file's tests leave open is told there, as a ResourceWarning, and not in a file that comes later."""
     yield
     gc.collect()
+
+
+def pytest_collection_finish(session):
+    """Garbage collections skip what is there before the first test: most of the heap that each file's end walks."""
+    gc.freeze()

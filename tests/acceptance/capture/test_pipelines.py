@@ -78,6 +78,7 @@ async def run_node(own_server, tmp_path):
             one.wait()
 
 
+@pytest.mark.long
 async def test_two_tables_are_kept_and_read_by_other_engines(natty, run_node, tmp_path):
     store = str(tmp_path / "archive")
     await natty.ensure_stream(STREAM, subjects=["orders.>"])

@@ -111,6 +111,7 @@ async def prove(natty, folder, names, last):
         assert found.inputs[0].held == Sequences.from_range(1, last)
 
 
+@pytest.mark.long
 async def test_tables_have_messages_that_the_archive_does_not_have_yet(natty, run_node, tmp_path):
     store, names = str(tmp_path / "archive"), ["revenue_now", "large_now"]
     await natty.ensure_stream(STREAM, subjects=["orders.>"], allow_direct=True)

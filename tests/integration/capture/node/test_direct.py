@@ -173,6 +173,7 @@ async def test_what_a_killed_node_had_read_is_read_again(readable):
     assert verdict.as_dict()["stored"] == 4000
 
 
+@pytest.mark.long
 async def test_several_nodes_read_other_chunks_and_take_over_those_of_a_killed_one(readable):
     fleet = readable
     config = fleet.configure(**DIRECT)

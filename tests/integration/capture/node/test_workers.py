@@ -206,6 +206,7 @@ async def test_a_hangup_is_checked_once_and_then_reaches_every_worker(fleet):
     await stop(workers)
 
 
+@pytest.mark.long
 async def test_one_worker_stands_for_election_unless_the_configuration_says_otherwise(fleet):
     workers = Workers(fleet, fleet.configure(**QUICK), 2)
     await workers.until_ready()
@@ -235,6 +236,7 @@ async def test_one_worker_stands_for_election_unless_the_configuration_says_othe
     await stop(alone)
 
 
+@pytest.mark.long
 async def test_the_pages_are_of_all_workers(fleet):
     workers = Workers(fleet, fleet.configure(**QUICK), 2)
     await workers.until_ready()
@@ -256,6 +258,7 @@ async def test_the_pages_are_of_all_workers(fleet):
     await stop(workers)
 
 
+@pytest.mark.long
 async def test_a_worker_that_hangs_is_killed_and_starts_again(fleet):
     workers = Workers(fleet, fleet.configure(**QUICK), 2, script=HASTY)
     await workers.until_ready()
@@ -316,6 +319,7 @@ async def test_workers_stop_if_one_fails_to_store_and_the_configuration_says_so(
     assert "starts again" not in workers.log
 
 
+@pytest.mark.long
 async def test_a_worker_that_can_not_begin_again_is_tried_while_the_others_capture(fleet):
     config = fleet.configure(**QUICK)
     workers = Workers(fleet, config, 2)
@@ -341,6 +345,7 @@ async def test_workers_end_when_their_stream_is_deleted_and_no_worker_can_begin_
     assert "Traceback" not in workers.log
 
 
+@pytest.mark.long
 async def test_workers_share_the_members_of_a_static_group_and_acknowledge_all_at_once(fleet, natty_name):
     fleet.stream = natty_name("parts")
     await fleet.natty.ensure_stream(fleet.stream, allow_batched=True, **partitioned(fleet.stream, 4))

@@ -88,6 +88,7 @@ def appended(reader):
     return found
 
 
+@pytest.mark.long
 async def test_rows_are_in_few_files_and_each_comes_once_to_each_reader(driver, tmp_path):
     world, dice = SparkWorld(tmp_path, [ROWS, COPY, NEWEST], driver), random.Random(5)
     run, waiting = world.lead(), [*range(1, 35)]

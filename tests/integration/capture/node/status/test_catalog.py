@@ -12,6 +12,7 @@ import polars
 import pytest
 from archiving import compact_once, store_all, sweep_once
 from derived_tables import STEPS, Derived
+from electing import vacated
 from exposing import HOUR, expose_files, sequences_of, table_file
 from patient import PATIENCE
 from pyiceberg.catalog import load_catalog
@@ -327,7 +328,8 @@ key = ["country", "day"]
         derived.pointer, derived.state.head = None, await derived.pointer.read()
         return committed, await STEPS[1](derived)  # which only the store has
 
-    committed, newest = await fleet.natty.election(PIPELINES.election(pipelines_name(config)), lease=PATIENCE).run(work)
+    office = await vacated(fleet.natty, PIPELINES.election(pipelines_name(config)))
+    committed, newest = await fleet.natty.election(office, lease=PATIENCE).run(work)
     write_secret(tmp_path / "tokens", f"{TOKEN}\n")
     served = ["--plain-http", "--token-file", tmp_path / "tokens", "--port", 0]
 
