@@ -253,11 +253,26 @@ def test_clients_are_told_where_an_s3_server_is_and_no_credential():
     place = {"s3.endpoint": "https://s3.example.com", "s3.path-style-access": "true"}
     region = {"client.region": "eu", "s3.region": "eu"}
     url = "s3://bucket/prefix?endpoint=https://s3.example.com"
-    assert reading_hints(url) == place
-    assert reading_hints(f"{url}&region=eu") == place | region
-    assert reading_hints("s3://bucket?region=eu") == region
-    assert reading_hints("az://container?endpoint=https://azure.example.com") == {}
-    assert reading_hints("s3://bucket") == reading_hints("file:///archive") == {}
+    assert reading_hints(url, {}) == place
+    assert reading_hints(f"{url}&region=eu", {}) == place | region
+    assert reading_hints("s3://bucket?region=eu", {}) == region
+    assert reading_hints("az://container?endpoint=https://azure.example.com", {}) == {}
+    assert reading_hints("s3://bucket", {}) == reading_hints("file:///archive", {}) == {}
+
+
+def test_clients_are_told_the_endpoint_and_region_that_the_environment_sets():
+    place = {"s3.endpoint": "https://s3.example.com", "s3.path-style-access": "true"}
+    region = {"client.region": "eu", "s3.region": "eu"}
+    secrets = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
+    general = {"AWS_ENDPOINT_URL": "https://s3.example.com", "AWS_DEFAULT_REGION": "eu"}
+    assert reading_hints("s3://bucket", general | secrets) == place | region
+    particular = {"AWS_ENDPOINT_URL_S3": "https://s3.example.com", "AWS_REGION": "eu"}
+    others = {"AWS_ENDPOINT_URL": "https://other.example.com", "AWS_DEFAULT_REGION": "us"}
+    assert reading_hints("s3://bucket", particular | others) == place | region
+    url = "s3://bucket?endpoint=https://s3.example.com&region=eu"
+    assert reading_hints(url, {"AWS_ENDPOINT_URL_S3": "https://other.example.com", "AWS_REGION": "us"}) == place | region
+    for elsewhere in ("az://container", "gs://bucket", "file:///archive"):
+        assert reading_hints(elsewhere, particular) == {}
 
 
 async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet, tmp_path, monkeypatch):
