@@ -182,7 +182,9 @@ class RestCatalog:
 def reading_hints(store_url: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return what clients need to reach an S3 server besides the location: its endpoint and region. Never a credential.
 
-    What the URL omits comes from the environment, as for our own client. The region has two names: the specification's, and the one that Polars reads. With a custom endpoint, the bucket is
+    What the URL omits comes from the environment, as for our own client.
+
+    The region has two names: the specification's, and the one that Polars reads. With a custom endpoint, the bucket is
     in the path, as in our own client's requests.
     """
     if store_url.partition("://")[0] not in SCHEMES:

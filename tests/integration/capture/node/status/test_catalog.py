@@ -270,7 +270,9 @@ def test_clients_are_told_the_endpoint_and_region_that_the_environment_sets():
     others = {"AWS_ENDPOINT_URL": "https://other.example.com", "AWS_DEFAULT_REGION": "us"}
     assert reading_hints("s3://bucket", particular | others) == place | region
     url = "s3://bucket?endpoint=https://s3.example.com&region=eu"
-    assert reading_hints(url, {"AWS_ENDPOINT_URL_S3": "https://other.example.com", "AWS_REGION": "us"}) == place | region
+    assert (
+        reading_hints(url, {"AWS_ENDPOINT_URL_S3": "https://other.example.com", "AWS_REGION": "us"}) == place | region
+    )
     for elsewhere in ("az://container", "gs://bucket", "file:///archive"):
         assert reading_hints(elsewhere, particular) == {}
 
