@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
+from datetime import timedelta
 
 import msgspec
+import obstore
 import polars
 import pytest
 from archiving import compact_once, store_all, sweep_once
@@ -35,6 +38,8 @@ from capture.iceberg import Exposer
 from capture.node.status.iceberg_rest import Archive, RestCatalog, reading_hints
 from capture.pipelines.document import Pipelines
 from capture.stores import open_store
+from capture.stores.address import Address
+from capture.stores.object_client import client
 from capture.testing import HeadState, MemoryHead
 from natty.errors import ConfigError as NattyConfigError
 from natty.metrics.access import Certificate
@@ -275,6 +280,26 @@ def test_clients_are_told_the_endpoint_and_region_that_the_environment_sets():
     )
     for elsewhere in ("az://container", "gs://bucket", "file:///archive"):
         assert reading_hints(elsewhere, particular) == {}
+
+
+@pytest.mark.parametrize("unset", ["", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_clients_are_told_the_endpoint_and_region_that_our_own_client_uses(monkeypatch, unset):
+    environment = {
+        "AWS_ENDPOINT_URL_S3": "https://s3.example.com",
+        "AWS_ENDPOINT_URL": "https://other.example.com",
+        "AWS_REGION": "eu",
+        "AWS_DEFAULT_REGION": "us",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if unset:
+        monkeypatch.delenv(unset)
+    signed = obstore.sign(client(Address.parse("s3://bucket"), os.environ), "GET", "key", timedelta(seconds=60))
+    hints = reading_hints("s3://bucket", os.environ)
+    assert signed.startswith(f"{hints['s3.endpoint']}/bucket/key?")
+    assert f"%2F{hints['s3.region']}%2Fs3%2F" in signed
 
 
 async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet, tmp_path, monkeypatch):
