@@ -67,7 +67,7 @@ chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make ch
 chaos-pipelines: .venv/.test ## 100 strikes at nodes that run pipelines on Spark: half an hour; `make chaos-pipelines ARGS="--strikes 10"` is shorter
 	@.venv/bin/python tests/support/pipeline_chaos.py $(ARGS)
 
-soak-table: .venv/.test ## 500 compactions with crashes: what lies in the store must not grow for ever; half a minute
+soak-table: .venv/.test ## 500 compactions with crashes: the objects in the store must not grow without bound; half a minute
 	@.venv/bin/python tests/support/table_soak.py $(ARGS)
 
 # The default is the last commit before format 3 of the archive.

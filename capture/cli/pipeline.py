@@ -124,7 +124,7 @@ def history(
     spark_plan: Annotated[
         int | None,
         typer.Option(
-            "--plan", metavar="RUN", help="Print Spark's plan of this run: kept of the last and of failed ones."
+            "--plan", metavar="RUN", help="Print Spark's plan of this run; kept for the last run and for failed runs."
         ),
     ] = None,
     as_json: settings.Json = False,

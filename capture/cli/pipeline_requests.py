@@ -77,10 +77,10 @@ def rerun(
             "--from",
             parser=lambda text: usage(lambda: parse_time(text)),
             metavar="TIME",
-            help="Only of messages since this time: 2026-11-21T06:00:00Z.",
+            help="Only messages since this time: 2026-11-21T06:00:00Z.",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Of all messages: the default.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All messages (default).")] = False,
     wait: Wait = "1h",  # type: ignore[assignment]
     as_json: settings.Json = False,
 ) -> None:
@@ -103,7 +103,7 @@ def pause(
     wait: Wait = "1m",  # type: ignore[assignment]
     as_json: settings.Json = False,
 ) -> None:
-    """Pause a pipeline: it runs only on request, until it is resumed. A run that has begun goes on."""
+    """Pause a pipeline: it runs only on request, until it is resumed. A run that has begun finishes."""
     _Asking(name, "pause", wait=wait, as_json=as_json).carry_out(config, store, nats)
 
 

@@ -218,6 +218,11 @@ class CaptureConfig(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_
         """Whether the stream is read by direct gets, without a consumer."""
         return self.source == DIRECT
 
+    @property
+    def has_compaction(self) -> bool:
+        """Whether the file has settings for the compaction."""
+        return self.compaction != Compacting()
+
     def block_limits(self) -> Limits:
         """Return when blocks are sealed. If acks go in order, no block may delay them for long. Raises ConfigError."""
         limits = self.limits.limits()

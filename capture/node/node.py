@@ -335,7 +335,8 @@ class Node:
             text = "%s is not a candidate for the compaction: Spark's processes can't open its store: %s"
             log.warning(text, self.name, reason, extra={"action": "no_store_url"})
         elif reason := await asyncio.to_thread(unavailable, config.spark.options()):
-            log.warning(
+            log.log(
+                logging.WARNING if config.has_compaction or config.table.fresh else logging.INFO,
                 "%s is not a candidate for the compaction, a node with Spark has to run for it%s: %s",
                 self.name,
                 " and for the fresh table" if config.table.fresh else "",

@@ -258,7 +258,8 @@ class FileStore:
         except (FileNotFoundError, IsADirectoryError) as error:
             if not action.startswith("reading"):
                 raise StoreUnreadableError(
-                    f"{action} in {self.root} failed: {error.strerror}; check that folders can be made there"
+                    f"the store {self.root} can't be used: {action} failed: {error.strerror}; check that folders can "
+                    f"be made there"
                 ) from error
             raise  # the caller raises NotStoredError
         except OSError as error:
@@ -269,8 +270,9 @@ class FileStore:
                 ) from error
             if error.errno in UNREADABLE:
                 raise StoreUnreadableError(
-                    f"{action} failed, {error.filename or self.root}: {error.strerror}; check that {self.root} is a "
-                    f"folder, mounted, and that this user has the permissions to read and write it"
+                    f"the store {self.root} can't be used: {action} failed, {error.filename or self.root}: "
+                    f"{error.strerror}; check that the store is a folder, mounted, and that this user has the "
+                    f"permissions to read and write it"
                 ) from error
             raise StoreError(f"{action} in {self.root} failed: {error.strerror or error}") from error
 

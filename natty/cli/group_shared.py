@@ -84,7 +84,9 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         nats: dict[str, Any],
         stream: Stream,
         group: Group,
-        force: Annotated[bool, typer.Option("--force", "-f", help="Even if programs with that version read.")] = False,
+        force: Annotated[
+            bool, typer.Option("--force", "-f", help="Convert even if programs of that version are reading.")
+        ] = False,
         as_json: Json = False,
     ) -> None:
         """Convert a group of pcgroups 0.1, whose programs are stopped; members continue where those were."""

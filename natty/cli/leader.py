@@ -167,7 +167,7 @@ def run(
     every: Annotated[
         float | None,
         typer.Option(
-            parser=seconds, metavar="DURATION", help="Run it again and again: time from start to start, such as 5m."
+            parser=seconds, metavar="DURATION", help="Run it repeatedly: time from start to start, such as 5m."
         ),
     ] = None,
     cron: Annotated[

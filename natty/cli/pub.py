@@ -53,7 +53,7 @@ def pub(
         typer.Option(parser=moment, metavar="TIME", help="Have the server publish it at this time: 2026-11-23T18:00Z."),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Have the server publish it so long after now: 5m.")
+        str | None, typer.Option(metavar="DURATION", help="Have the server publish it after this time: 5m.")
     ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Publish each line of standard input.")] = False,
     as_json: Json = False,

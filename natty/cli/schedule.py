@@ -36,7 +36,7 @@ def ls(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List what waits in a stream to be published."""
+    """List the messages of a stream that wait to be published."""
     stream = stream_of(nats, stream)
     pattern = check_pattern(subject) if subject else ""
     found = connect.call(nats, lambda natty: _ls(natty, stream, pattern), stream=stream)
@@ -71,9 +71,9 @@ def add(
         datetime | None,
         typer.Option(parser=moment, metavar="TIME", help="Publish once, at this time: 2026-11-23T18:00:00Z."),
     ] = None,
-    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Publish once, so long after now: 5m.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="DURATION", help="Publish once, after this time: 5m.")] = None,
     every: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Publish again and again, so far apart: 5m, at least 1s.")
+        str | None, typer.Option(metavar="DURATION", help="Interval of repeated publishing: 5m; at least 1s.")
     ] = None,
     cron: Annotated[
         str, typer.Option(help="Publish by a crontab expression: '0 3 * * *'; with seconds first, six fields; @daily.")
@@ -92,7 +92,7 @@ def add(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Have the server publish a message later, once or again and again."""
+    """Have the server publish a message later, once or repeatedly."""
     check_subject(subject)
     if sum(map(bool, (at, after, every, cron))) != 1:
         raise typer.BadParameter("give one of --at, --after, --every and --cron")

@@ -58,13 +58,15 @@ def _check_free(ports: range | tuple[int, ...]) -> None:
 
 
 def _greet(settings: dict[str, object]) -> None:
-    """Print how to connect: lines for the shell, then a command that tries them."""
+    """Print how to connect: lines to paste into another shell, then a command that checks the server."""
     values = {
         name: ",".join(value) if isinstance(value, list) else str(value)
         for name, value in settings.items()
         if name in _VARIABLES
     }
+    print("Paste these lines into another shell:")
     for name, value in values.items():
         print(f"export {_VARIABLES[name]}={shlex.quote(value)}")
+    print("Check the server:")
     print(f"natty doctor {shlex.join(connect.flags_of(values))}")
     print("Press Ctrl-C to stop.", flush=True)

@@ -23,7 +23,7 @@ from natty.metrics import http
 async def watch(natty: Natty, config: CaptureConfig, screen: Screen) -> AsyncIterator[None]:
     """Serve the status page on a free port of the loopback during the block, and open it in a browser.
 
-    Prints its address with the token that it needs. The demo goes on if no browser can be opened.
+    Prints its address with the token that it needs. The demo continues if no browser can be opened.
     """
     token = secrets.token_urlsafe(24)
     pipelines = PipelinesLook(config)

@@ -7,6 +7,7 @@ The catalog gives readers no credentials: they need their own to read the store.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -32,6 +33,10 @@ READS = (
     "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
 )
 """The endpoints that the catalog lists to clients."""
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+"""The variables that the S3 client reads too; the first that is set counts."""
 
 log = logging.getLogger("capture.catalog")
 
@@ -163,7 +168,7 @@ class RestCatalog:
         if found is None:
             return _no_table(name, stream)
         location, metadata = found
-        config = reading_hints(archive.store.url)
+        config = reading_hints(archive.store.url, os.environ)
         return _json({"metadata-location": location, "metadata": msgspec.Raw(metadata), "config": config})
 
     async def _has_table(self, request: web.Request) -> web.StreamResponse:
@@ -174,8 +179,10 @@ class RestCatalog:
         return web.Response(status=204) if stream in tables else _no_table(name, stream)
 
 
-def reading_hints(store_url: str) -> dict[str, str]:
+def reading_hints(store_url: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return what clients need to reach an S3 server besides the location: its endpoint and region. Never a credential.
+
+    What the URL omits comes from the environment, as for our own client.
 
     The region has two names: the specification's, and the one that Polars reads. With a custom endpoint, the bucket is
     in the path, as in our own client's requests.
@@ -183,12 +190,18 @@ def reading_hints(store_url: str) -> dict[str, str]:
     if store_url.partition("://")[0] not in SCHEMES:
         return {}
     address = Address.parse(store_url)
+    if address.scheme != "s3":
+        return {}
     hints: dict[str, str] = {}
-    if address.scheme == "s3" and address.endpoint:
-        hints |= {"s3.endpoint": address.endpoint, "s3.path-style-access": "true"}
-    if address.region:
-        hints |= {"client.region": address.region, "s3.region": address.region}
+    if endpoint := address.endpoint or _first(environment, ENDPOINTS):
+        hints |= {"s3.endpoint": endpoint, "s3.path-style-access": "true"}
+    if region := address.region or _first(environment, REGIONS):
+        hints |= {"client.region": region, "s3.region": region}
     return hints
+
+
+def _first(environment: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
 
 
 def _no_namespace(name: str) -> web.Response:

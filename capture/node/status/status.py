@@ -11,7 +11,7 @@ import msgspec
 
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.iceberg_state import CatalogState, FreshState
-from capture.config.settings import CaptureConfig, Compacting
+from capture.config.settings import CaptureConfig
 from capture.errors import NoStatusError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, NodeState, StreamState, server_time
 from capture.ingest.board_trouble import Trouble
@@ -132,7 +132,7 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
         board,
         sweeper.id if sweeper else "",
         compactor.id if compactor else "",
-        is_to_compact=config.compaction != Compacting(),
+        is_to_compact=config.has_compaction,
     )
     return await _refresh(natty, config, found)
 

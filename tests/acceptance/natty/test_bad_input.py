@@ -164,18 +164,20 @@ def test_a_store_that_is_a_file(shell, stream, tmp_path, command):
     taken.write_text("a file")
     arguments = ["SELECT 1"] if command == "sql" else []
     said = told(shell.capture(command, *arguments, "--stream", stream, "--store", "taken"))
-    assert f"check that {taken} is a folder, mounted, and that this user has the permissions to read and write" in said
+    assert f"capture: the store {taken} can't be used: " in said
+    assert "check that the store is a folder, mounted, and that this user has the permissions to read and write" in said
 
 
 def test_a_store_below_a_file(shell, stream, tmp_path):
     (tmp_path / "taken").write_text("a file")
     said = told(shell.capture("run", "--stream", stream, "--store", "taken/lake"))
-    assert f"failed, {tmp_path}/taken: File exists; check that {tmp_path}/taken/lake is a folder" in said
+    assert f"failed, {tmp_path}/taken: File exists; check that the store is a folder" in said
 
 
 def test_a_store_that_can_not_be_written(shell, stream):
     said = told(shell.capture("run", "--stream", stream, "--store", "/proc/lake"))
-    assert "in /proc/lake failed: No such file or directory; check that folders can be made there" in said
+    assert "capture: the store /proc/lake can't be used: " in said
+    assert "failed: No such file or directory; check that folders can be made there" in said
 
 
 UNHURRIED = """

@@ -46,6 +46,8 @@ def test_a_server_for_development_serves_and_leaves_nothing_behind(shell, tmp_pa
     process = shell.start("natty", "server", "--port", "0", TMPDIR=str(tmp_path / "temporary"))
     lines = greeted(process)
     given = variables(lines)
+    assert lines[0] == "Paste these lines into another shell:"
+    assert [line.split()[0] for line in lines[1:5]] == ["export"] * 4
     assert set(given) == {"NATS_URL", "NATS_CA", "NATS_CERT", "NATS_KEY"}
     assert Path(given["NATS_KEY"]).stat().st_mode & 0o077 == 0
     made = shell.natty("stream", "ls", "--json", **given)

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 from electing import vacated_archive
 from own_code import find_block, write_module
 from patient import PATIENCE
 
 from capture.config.load import load
+from capture.config.settings import Compacting, TableSettings
 from capture.ingest.board import BUCKET, Board
 from capture.node.node import Node
 from capture.stores import MemoryStore, check_store, open_store
@@ -264,3 +266,30 @@ async def test_a_store_given_to_a_node_as_an_object_is_used_and_says_that_it_can
         await running
     assert sum(one.path.startswith("blocks/") for one in await store.list()) == 3, "a block for each key"
     assert "is not a candidate for the compaction: Spark's processes can't open its store" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [
+        ({}, "INFO"),
+        ({"compaction": Compacting(every=60.0)}, "WARNING"),
+        ({"table": TableSettings(fresh=2.0)}, "WARNING"),
+    ],
+    ids=["nothing configured", "a compaction", "a fresh table"],
+)
+async def test_a_node_without_spark_warns_only_if_a_compaction_is_configured(
+    fleet, caplog, monkeypatch, settings, level
+):
+    monkeypatch.setattr("capture.node.node.unavailable", lambda options: "Spark is not installed here")
+    caplog.set_level(logging.INFO)
+    plain = {"compaction": Compacting(), "table": TableSettings()}
+    node = Node(msgspec.structs.replace(load(fleet.configure()), **plain | settings))
+    running = asyncio.create_task(node.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not (said := [one for one in caplog.records if getattr(one, "action", "") == "no_spark"]):
+                await asyncio.sleep(0.02)
+    finally:
+        node.stop()
+        await running
+    assert [one.levelname for one in said] == [level]

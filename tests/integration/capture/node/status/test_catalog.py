@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
+from datetime import timedelta
 
 import msgspec
+import obstore
 import polars
 import pytest
 from archiving import compact_once, store_all, sweep_once
@@ -35,6 +38,8 @@ from capture.iceberg import Exposer
 from capture.node.status.iceberg_rest import Archive, RestCatalog, reading_hints
 from capture.pipelines.document import Pipelines
 from capture.stores import open_store
+from capture.stores.address import Address
+from capture.stores.object_client import client
 from capture.testing import HeadState, MemoryHead
 from natty.errors import ConfigError as NattyConfigError
 from natty.metrics.access import Certificate
@@ -253,11 +258,48 @@ def test_clients_are_told_where_an_s3_server_is_and_no_credential():
     place = {"s3.endpoint": "https://s3.example.com", "s3.path-style-access": "true"}
     region = {"client.region": "eu", "s3.region": "eu"}
     url = "s3://bucket/prefix?endpoint=https://s3.example.com"
-    assert reading_hints(url) == place
-    assert reading_hints(f"{url}&region=eu") == place | region
-    assert reading_hints("s3://bucket?region=eu") == region
-    assert reading_hints("az://container?endpoint=https://azure.example.com") == {}
-    assert reading_hints("s3://bucket") == reading_hints("file:///archive") == {}
+    assert reading_hints(url, {}) == place
+    assert reading_hints(f"{url}&region=eu", {}) == place | region
+    assert reading_hints("s3://bucket?region=eu", {}) == region
+    assert reading_hints("az://container?endpoint=https://azure.example.com", {}) == {}
+    assert reading_hints("s3://bucket", {}) == reading_hints("file:///archive", {}) == {}
+
+
+def test_clients_are_told_the_endpoint_and_region_that_the_environment_sets():
+    place = {"s3.endpoint": "https://s3.example.com", "s3.path-style-access": "true"}
+    region = {"client.region": "eu", "s3.region": "eu"}
+    secrets = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
+    general = {"AWS_ENDPOINT_URL": "https://s3.example.com", "AWS_DEFAULT_REGION": "eu"}
+    assert reading_hints("s3://bucket", general | secrets) == place | region
+    particular = {"AWS_ENDPOINT_URL_S3": "https://s3.example.com", "AWS_REGION": "eu"}
+    others = {"AWS_ENDPOINT_URL": "https://other.example.com", "AWS_DEFAULT_REGION": "us"}
+    assert reading_hints("s3://bucket", particular | others) == place | region
+    url = "s3://bucket?endpoint=https://s3.example.com&region=eu"
+    assert (
+        reading_hints(url, {"AWS_ENDPOINT_URL_S3": "https://other.example.com", "AWS_REGION": "us"}) == place | region
+    )
+    for elsewhere in ("az://container", "gs://bucket", "file:///archive"):
+        assert reading_hints(elsewhere, particular) == {}
+
+
+@pytest.mark.parametrize("unset", ["", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_clients_are_told_the_endpoint_and_region_that_our_own_client_uses(monkeypatch, unset):
+    environment = {
+        "AWS_ENDPOINT_URL_S3": "https://s3.example.com",
+        "AWS_ENDPOINT_URL": "https://other.example.com",
+        "AWS_REGION": "eu",
+        "AWS_DEFAULT_REGION": "us",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if unset:
+        monkeypatch.delenv(unset)
+    signed = obstore.sign(client(Address.parse("s3://bucket"), os.environ), "GET", "key", timedelta(seconds=60))
+    hints = reading_hints("s3://bucket", os.environ)
+    assert signed.startswith(f"{hints['s3.endpoint']}/bucket/key?")
+    assert f"%2F{hints['s3.region']}%2Fs3%2F" in signed
 
 
 async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet, tmp_path, monkeypatch):
