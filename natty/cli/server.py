@@ -31,19 +31,21 @@ def server(
     """Run a JetStream server for development, with TLS and new certificates, until interrupted."""
     _check_free(range(port, port + cluster) if port else ())
     options = ServerOptions(port=port or None)
-    running = NatsCluster(cluster, options, folder=store) if cluster > 1 else NatsServer(options, folder=store)
-    with running:
-        nodes = list(running) if isinstance(running, NatsCluster) else [running]
-        _greet(connect_options(options, running.tls_files, [node.url for node in nodes]))
-        try:
-            while all(node.alive for node in nodes):
-                time.sleep(_LOOK_EVERY)
-        except KeyboardInterrupt:
-            running.stop()
-            print("stopped", flush=True)
-            return
-        ended = next(node for node in nodes if not node.alive)
-        raise NattyError(f"{ended.name} stopped unexpectedly: {ended.last_lines().splitlines()[-1]}")
+    try:
+        running = NatsCluster(cluster, options, folder=store) if cluster > 1 else NatsServer(options, folder=store)
+        with running:
+            nodes = list(running) if isinstance(running, NatsCluster) else [running]
+            _greet(connect_options(options, running.tls_files, [node.url for node in nodes]))
+            try:
+                while all(node.alive for node in nodes):
+                    time.sleep(_LOOK_EVERY)
+            except KeyboardInterrupt:
+                running.stop()  # gracefully: the end of the block kills
+                raise
+            ended = next(node for node in nodes if not node.alive)
+            raise NattyError(f"{ended.name} stopped unexpectedly: {ended.last_lines().splitlines()[-1]}")
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
 
 
 def _check_free(ports: range | tuple[int, ...]) -> None:

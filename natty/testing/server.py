@@ -1,6 +1,7 @@
 """A real nats-server as a child process: started, stopped, killed, paused, restarted, with TLS and JetStream."""
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -48,10 +49,11 @@ class NatsServer:
     ) -> None:
         self.options = options or ServerOptions()
         self.name = name or self.options.name
-        self.folder = Path(folder).resolve() if folder else Path(tempfile.mkdtemp(prefix="natty-server-"))
-        if folder is None:
+        temporary = Path(tempfile.gettempdir()) / f"natty-server-{secrets.token_hex(8)}"
+        self.folder = Path(folder or temporary).resolve()
+        if folder is None:  # before it is made: a signal may interrupt every line
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o777 if folder else 0o700, parents=True, exist_ok=folder is not None)
         self.port = self.options.port or free_ports(1)[0]
         self.tls_files = tls_files or self._make_certificates()
         self._own_folder = folder is None

@@ -23,13 +23,14 @@ from natty.metrics import http
 async def watch(natty: Natty, config: CaptureConfig, screen: Screen) -> AsyncIterator[None]:
     """Serve the status page on a free port of the loopback during the block, and open it in a browser.
 
-    Prints its address with the token that it needs. The demo continues if no browser can be opened.
+    Prints its address, whose path is secret: browsers refuse the requests of a page whose address has a password. The
+    demo goes on if no browser can be opened.
     """
-    token = secrets.token_urlsafe(24)
+    path = f"/{secrets.token_urlsafe(24)}"
     pipelines = PipelinesLook(config)
-    page = StatusPage(lambda: look(natty, [config]), [token], pipelines=lambda: pipelines.read(natty))
-    async with http.serve(page.application(), "127.0.0.1", 0, None) as url:
-        address = url.replace("://", f"://demo:{token}@")
+    page = StatusPage(lambda: look(natty, [config]), pipelines=lambda: pipelines.read(natty))
+    async with http.serve(page.application(path), "127.0.0.1", 0, None, has_tokens=False) as url:
+        address = f"{url}{path}/"
         if screen.is_terminal and has_display():
             screen.say(f"The status page, while the demo runs: {address}")
             # A thread that the demo does not wait for: some browsers return when they are closed.

@@ -75,19 +75,19 @@ class StatusPage:
     def __repr__(self) -> str:
         return f"StatusPage({self._found!r})"
 
-    def application(self) -> web.Application:
-        """Return the page as a web application."""
+    def application(self, path: str = "") -> web.Application:
+        """Return the page as a web application. With a `path` ("/name"), all its addresses begin with it."""
         application = web.Application(middlewares=[self._guard])
         application.cleanup_ctx.append(self._remember)
         application.add_routes(
             [
-                web.get("/", self._page),
-                web.get("/{name:page\\.(?:css|js)}", self._page),
-                web.get("/status.json", self._status),
-                web.get("/history.json", self._hour),
-                web.get("/metrics", self._metrics),
-                web.get("/readyz", self._ready),
-                web.get("/livez", self._live),
+                web.get(f"{path}/", self._page),
+                web.get(path + "/{name:page\\.(?:css|js)}", self._page),
+                web.get(f"{path}/status.json", self._status),
+                web.get(f"{path}/history.json", self._hour),
+                web.get(f"{path}/metrics", self._metrics),
+                web.get(f"{path}/readyz", self._ready),
+                web.get(f"{path}/livez", self._live),
             ]
         )
         return application

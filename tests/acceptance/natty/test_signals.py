@@ -1,6 +1,5 @@
 """SIGTERM, SIGINT and SIGHUP at any moment of a command: the status names the signal, and nothing is left behind."""
 
-import base64
 import json
 import re
 import signal
@@ -11,6 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from browsing import browsing
 from patient import PATIENCE
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -97,64 +97,57 @@ def until_there_is(pattern, shell, process):
         time.sleep(0.01)
 
 
-def strike_twice(process, number):
-    """Send a signal as when a terminal is closed: the kernel sends SIGHUP, and so does the shell."""
-    process.send_signal(number)
-    time.sleep(0.01)  # Linux merges two pending signals into one
-    process.send_signal(number)
-
-
-def is_status_of(number, status):
-    """Python drops handlers shortly before it exits: then the second signal ends it. Shells see the same status."""
-    return status in (128 + number, -number)
-
-
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "pattern",
+    ("pattern", "number"),
     [
-        pytest.param("capture-demo-*", marks=pytest.mark.long, id="its folder is new"),
-        pytest.param("capture-demo-*/tls/*", marks=pytest.mark.long, id="it makes keys"),
-        pytest.param("capture-demo-*/nats/*/server.log", id="its servers start"),
-        pytest.param("capture-demo-*/logs/node-1.log", marks=pytest.mark.long, id="its nodes start"),
+        pytest.param("capture-demo-*", HUP, id="its folder is new"),
+        pytest.param("capture-demo-*/tls/*", TERM, id="it makes keys"),
+        pytest.param("capture-demo-*/nats/*/server.log", HUP, id="its servers start"),
+        pytest.param("capture-demo-*/logs/node-1.log", TERM, id="its nodes start, SIGTERM"),
+        pytest.param("capture-demo-*/logs/node-1.log", INT, id="its nodes start, SIGINT"),
     ],
-)
-@pytest.mark.parametrize(
-    "number", [HUP, pytest.param(TERM, marks=pytest.mark.long), pytest.param(INT, marks=pytest.mark.long)]
 )
 def test_a_demo_that_is_ended_leaves_no_files_and_no_processes(shell, processes_of, pattern, number):
     process = shell.start("capture", "demo", "--rows", "1000", TMPDIR=str(shell.folder))
     until_there_is(pattern, shell, process)
-    if number == INT:
-        process.send_signal(INT)
-    else:
-        strike_twice(process, number)
-    assert is_status_of(number, shell.finish(process).status)
+    process.send_signal(number)
+    assert shell.finish(process).status == 128 + number
     assert list(shell.folder.glob("capture-demo-*")) == []
     assert processes_of(str(shell.folder / "capture-demo-")) == {}
 
 
-def test_a_server_that_is_ended_twice_leaves_no_files_and_no_processes(shell, processes_of):
-    for pattern in ("natty-server-*", "natty-server-*/tls/*", "natty-server-*/server.log", "natty-server-*/jetstream"):
-        process = shell.start("natty", "server", "--port", "0", TMPDIR=str(shell.folder))
-        until_there_is(pattern, shell, process)
-        strike_twice(process, HUP)
-        done = shell.finish(process)
-        assert is_status_of(HUP, done.status) or done.out.endswith("stopped\n")
-        assert list(shell.folder.glob("natty-server-*")) == []
-        assert processes_of(str(shell.folder / "natty-server-")) == {}
+@pytest.mark.parametrize(
+    ("pattern", "number"),
+    [
+        pytest.param("natty-server-*", HUP, id="its folder is new"),
+        pytest.param("natty-server-*/tls/*", TERM, id="it makes keys"),
+        pytest.param("natty-server-*/server.log", INT, id="nats-server starts"),
+        pytest.param("natty-server-*/jetstream", HUP, id="nats-server runs"),
+    ],
+)
+def test_a_server_that_is_ended_stops_and_leaves_no_files_and_no_processes(shell, processes_of, pattern, number):
+    process = shell.start("natty", "server", "--port", "0", TMPDIR=str(shell.folder))
+    until_there_is(pattern, shell, process)
+    process.send_signal(number)
+    done = shell.finish(process)
+    assert (done.status, done.out.splitlines()[-1:], done.err) == (0, ["stopped"], "")
+    assert list(shell.folder.glob("natty-server-*")) == []
+    assert processes_of(str(shell.folder / "natty-server-")) == {}
 
 
-def test_a_watched_demo_prints_an_address_that_shows_the_status_page(shell, processes_of):
+@pytest.mark.long
+def test_a_watched_demo_prints_an_address_that_shows_the_status_page_in_a_browser(shell, processes_of, tmp_path):
     process = shell.start("capture", "demo", "--rows", "1000", "--watch", "--json", TMPDIR=str(shell.folder))
     line = next(line for line in process.stderr if "status page" in line)
     assert "the output is not a terminal: open it yourself" in line
-    scheme, user, token, place = re.fullmatch(r".*(http)://(demo):([\w-]{32})@(127\.0\.0\.1:\d+)\n", line).groups()
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{scheme}://{place}/status.json", timeout=PATIENCE)
-    basic = base64.b64encode(f"{user}:{token}".encode()).decode()
-    page = urllib.request.Request(f"{scheme}://{place}/", headers={"Authorization": f"Basic {basic}"})
-    with urllib.request.urlopen(page, timeout=PATIENCE) as answer:
-        assert b"<html" in answer.read()
+    address, origin = re.fullmatch(r".* ((http://127\.0\.0\.1:\d+)/[\w-]{32}/)\n", line).groups()
+    for path in ("", "status.json", "guess/status.json"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{origin}/{path}", timeout=PATIENCE)
+    with browsing(tmp_path) as browser:
+        seen = browser(open=address, until="FLIGHTS")
+    assert seen["complaints"] == []
     process.send_signal(TERM)
     assert shell.finish(process).status == 128 + TERM
     assert list(shell.folder.glob("capture-demo-*")) == []

@@ -1,9 +1,18 @@
+import asyncio
 import hashlib
+import json
 import ssl
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import unquote
 
 import pytest
+from patient import PATIENCE
+from secret import write_secret
+from stores import KEY_ID, SECRET
 from stores_faults import FaultyHTTP, Say
 
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
@@ -28,6 +37,61 @@ async def test_a_store_may_be_the_bucket_itself(s3):
     assert [one.path for one in await store.list("of the")] == ["of the bucket/one"]
     await store.delete("of the bucket/one")
     assert [one.path for one in await store.list() if one.path.startswith((".tmp", "of the"))] == []
+
+
+@pytest.fixture
+def issuing(seaweedfs, bare_environment):
+    """A credentials service as containers have one; returns the file of its answer."""
+    folder = Path(seaweedfs.folder) / "issued"
+    folder.mkdir(exist_ok=True)
+    serving = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serving) as service:
+        Thread(target=service.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{service.server_port}/credentials"
+        bare_environment.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
+        bare_environment.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(write_secret(folder / "token", "x")))
+        bare_environment.setenv("AWS_REGION", "us-east-1")
+        yield folder / "credentials"
+        service.shutdown()
+
+
+def issue(path, secret):
+    """Let the service hand out this secret for a minute: the driver asks again within the last five."""
+    ends = datetime.now(UTC) + timedelta(minutes=1)
+    given = {"AccessKeyId": KEY_ID, "SecretAccessKey": secret, "Token": "", "Expiration": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+    path.write_text(json.dumps(given))
+
+
+async def refusal(store):
+    """Return why an object can't be read, "" if it can."""
+    try:
+        await store.get("one")
+    except StoreUnreadableError as error:
+        return str(error)
+    return ""
+
+
+async def test_credentials_of_the_containers_service_are_renewed_while_a_store_is_open(seaweedfs, issuing):
+    issue(issuing, SECRET)
+    store = open_store(seaweedfs.url())
+    await store.put("one", b"1")
+    async with asyncio.timeout(PATIENCE):
+        issue(issuing, "deleted since")
+        while "refused our credentials" not in await refusal(store):
+            await asyncio.sleep(0.02)
+        issue(issuing, SECRET)
+        while await refusal(store):
+            await asyncio.sleep(0.02)
+
+
+async def test_credentials_of_the_environment_are_those_when_a_store_was_opened(s3, monkeypatch):
+    address = s3.url()
+    store = open_store(address)
+    await store.put("one", b"1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    assert await store.get("one") == b"1"
+    with pytest.raises(StoreUnreadableError, match="refused our credentials"):
+        await open_store(address).get("one")
 
 
 async def test_azure_keeps_the_contract(azure):

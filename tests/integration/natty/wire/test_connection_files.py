@@ -1,13 +1,19 @@
 """Renewed certificates are used at the next connect, and which servers are tried is the user's to say."""
 
 import asyncio
+import base64
+import json
+import os
 from datetime import UTC, datetime, timedelta
 
-from patient import PATIENCE, PATIENT, until
+import nkeys
+import pytest
+from accounts import Operator
+from patient import NEVER, PATIENCE, PATIENT, until
 from secret import write_secret
 
 from natty import Natty, NattyError
-from natty.testing import DevCA, NatsServer, TLSFiles
+from natty.testing import DevCA, NatsServer, ServerOptions, TLSFiles
 
 
 def write_client(folder, certificate):
@@ -57,6 +63,45 @@ async def test_a_new_authority_for_both_sides_is_trusted_once_its_files_are_ther
             await until(lambda: "certificate" in str(natty.connection._last_error))
             copy(renewed, mine)
             await natty.connection.ready(PATIENCE)
+
+
+def _credentials(folder):
+    """Return the setting, two users as (file, name), and a server's rules that admit both."""
+    operator, users = Operator(), []
+    for name in ("old", "new"):
+        path = operator.credentials(folder / f"{name}.creds", seconds=NEVER)
+        token = path.read_text().splitlines()[1].split(".")[1]
+        users.append((path, json.loads(base64.urlsafe_b64decode(token + "=="))["sub"]))
+    return "creds", users, operator.config
+
+
+def _seeds(folder):
+    users = []
+    for name in ("old", "new"):
+        seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+        users.append((write_secret(folder / f"{name}.nk", seed), nkeys.from_seed(seed).public_key.decode()))
+    admitted = ", ".join(f"{{nkey: {name}}}" for _, name in users)
+    return "nkey", users, f"authorization {{ users: [{admitted}] }}"
+
+
+@pytest.mark.parametrize("kind", [_credentials, _seeds], ids=["creds", "nkey"])
+async def test_a_replaced_credentials_file_is_used_by_the_next_session(nats_server_binary, natty_tls, tmp_path, kind):
+    setting, [(old, first), (new, second)], admitting = kind(tmp_path)
+    options, mine = ServerOptions(authorization=admitting), write_secret(tmp_path / "mine", old.read_bytes())
+    with NatsServer(options, folder=tmp_path / "server", tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**PATIENT | server.connect_options() | {setting: str(mine)}) as natty:
+            assert await _user(natty) == first
+            write_secret(mine, new.read_bytes())
+            assert await _user(natty) == first  # a session outlives its file
+            await asyncio.to_thread(server.restart)
+            await until(lambda: not natty.connection.connected)
+            await natty.connection.ready(PATIENCE)
+            assert await _user(natty) == second
+
+
+async def _user(natty):
+    """Return the user that the server takes the client for."""
+    return json.loads((await natty.connection.request("$SYS.REQ.USER.INFO"))[3])["data"]["user"]
 
 
 def copy(files: TLSFiles, to: TLSFiles):
