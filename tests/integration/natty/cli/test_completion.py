@@ -6,9 +6,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import capture.cli.app
+import natty.cli.app
 from natty.cli import connect
 
 PATIENCE = 60.0  # seconds, for a machine on which an answer takes longer than a user waits
@@ -28,6 +31,14 @@ def press_tab(words, environment=None, program="natty", python=()):
         text=True,
         check=True,
     )
+
+
+def press_until_answered(words, program="natty"):
+    """Press TAB again and again, as long as a server does not answer in time."""
+    deadline = time.monotonic() + PATIENCE
+    while not (done := press_tab(words, program=program)).stdout.strip() and time.monotonic() < deadline:
+        pass
+    return done
 
 
 @pytest.fixture
@@ -60,9 +71,10 @@ def name(natty_commands, natty_name):
 
 
 def test_the_server_names_what_there_is(natty_commands, nats_server, name):
-    at = connect.flags_of(nats_server.connect_options())
+    options = nats_server.connect_options()
+    at = connect.flags_of(options | {"servers": ",".join(options["servers"])})
     cases = {
-        ("stream", "info", *at, name): [name, f"{name}_parts"],
+        ("stream", "info", *at, f"{name}_p"): [f"{name}_parts", f"{name}_parts-workers"],
         ("consumer", "info", *at, name, ""): ["billing", "shipping"],
         ("consumer", "info", *at, name, "ship"): ["shipping"],
         ("dlq", "ls", *at, "--stream", name, "--consumer", "b"): ["billing"],
@@ -74,9 +86,7 @@ def test_the_server_names_what_there_is(natty_commands, nats_server, name):
         ("stream", "template", "info", *at, f"T{name}"): [f"T{name}"],
     }
     for words, wanted in cases.items():
-        deadline = time.monotonic() + PATIENCE
-        while not (done := press_tab(words)).stdout.strip() and time.monotonic() < deadline:
-            pass
+        done = press_until_answered(words)
         found = done.stdout.split()
         assert set(wanted) <= set(found), words
         assert done.stderr == ""
@@ -96,3 +106,47 @@ def test_a_server_that_never_answers_is_given_up():
     with socket.create_server(("localhost", 0)) as silent:
         done = press_tab(["stream", "info", ""], {"NATS_URL": f"tls://localhost:{silent.getsockname()[1]}"})
     assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_capture_completes_streams_and_pipelines_from_its_configuration(tmp_path):
+    file = tmp_path / "capture.toml"
+    file.write_text('streams = ["ORDERS", "PAYMENTS"]\n[[pipeline]]\nname = "daily"\n[[pipeline]]\nname = "monthly"\n')
+    for words, wanted in {
+        ("ls", "--config", str(file), "--stream", "P"): ["PAYMENTS"],
+        ("pipeline", "show", "--config", str(file), ""): ["daily", "monthly"],
+        ("pipeline", "show", "--config", str(tmp_path / "missing.toml"), ""): [],
+    }.items():
+        done = press_tab(words, program="capture")
+        assert (done.stdout.split(), done.stderr) == (wanted, "")
+
+
+def test_capture_asks_the_server_if_it_knows_no_stream(nats_server, name):
+    options = nats_server.connect_options()
+    at = connect.flags_of(options | {"servers": ",".join(options["servers"])})
+    done = press_until_answered(["run", *at, "--stream", f"{name}_parts"], "capture")
+    assert (done.stdout.split(), done.stderr) == ([f"{name}_parts", f"{name}_parts-workers"], "")
+
+
+@pytest.mark.parametrize("app", [natty.cli.app, capture.cli.app])
+def test_completing_an_option_imports_nothing_heavy(app):
+    """One process imports all commands: completing an option of one imports this one alone."""
+    code = (
+        f"import {app.__name__} as app, sys; [place.load() for place in app.Commands.places.values()];"
+        " print(*{'pyarrow', 'nats', 'aiohttp', 'pyspark', 'duckdb'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    program = app.__name__.partition(".")[0]
+    shown = press_tab(["doctor", "--js"], program=program, python=["-X", "importtime"])
+    assert "--js" in shown.stdout
+    assert not {"pyarrow", "nats", "aiohttp"} & {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+
+
+def test_bash_completes_after_the_installation(tmp_path):
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {"HOME": str(tmp_path), "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    installed = 'natty --install-completion bash && . "$HOME/.bashrc" && COMP_WORDS=(natty stream in) && COMP_CWORD=2'
+    pressed = '_natty_completion natty && echo "completed ${COMPREPLY[*]}"'
+    command = ["bash", "--norc", "-c", f"{installed} && {pressed}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "completed info" in done.stdout.splitlines()
