@@ -1,4 +1,8 @@
-"""Completion of names in the shell, from the configuration, or the server if that names no streams."""
+"""Completion of names in the shell, from the configuration, or the server if that names no streams.
+
+The configuration is that of the options and the environment; one that is not valid yet, since it is being written or
+the command line is not finished, names its streams and pipelines, too.
+"""
 
 from __future__ import annotations
 
