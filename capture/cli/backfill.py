@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.progress import TimeRemainingColumn
 
 from capture.archive.identity import claim
-from capture.cli import settings
+from capture.cli import completion, settings
 from capture.cli.node import configure_log, list_own_command, log_flags, run_worker
 from capture.cli.verify import show_progress
 from capture.config.settings import CaptureConfig
@@ -23,9 +23,7 @@ from capture.config.workers import count_workers
 from capture.errors import CaptureError, ConfigError
 from capture.ingest.durable import is_sequence
 from capture.ingest.source import stream_info
-from capture.node.direct_source import Reach, check_direct
 from capture.node.moved_store import check_not_moved
-from capture.node.node import Node
 from capture.node.supervisor import Supervisor
 from capture.node.worker_reports import VARIABLE
 from capture.reading.remaining import ArchivePosition, Remaining
@@ -38,6 +36,9 @@ from natty.cli.terminal import say
 from natty.config.units import parse_time, write_count
 from natty.wire.background import cancel_all
 
+if TYPE_CHECKING:  # it imports pyarrow, which takes longer than the completion of a word may take
+    from capture.node.direct_source import Reach
+
 LOOK = 2.0  # seconds between two looks at the progress
 LINE = 10.0  # seconds between two lines of it, if standard error is not a terminal
 
@@ -47,7 +48,10 @@ def backfill(
     invoked: typer.Context,
     *,
     nats: dict[str, Any],
-    stream: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="Stream to read.")] = None,
+    stream: Annotated[
+        str | None,
+        typer.Argument(metavar="[STREAM]", help="Stream to read.", autocompletion=completion.streams),
+    ] = None,
     config: settings.Config = None,
     store: settings.Store = None,
     begin: Annotated[
@@ -77,6 +81,9 @@ def backfill(
         return msgspec.structs.replace(found, node=f"{host}-backfill", pipeline=[])
 
     if VARIABLE in os.environ:  # its supervisor has named sequences
+        from capture.node.direct_source import Reach
+        from capture.node.node import Node
+
         reach = Reach(int(begin), int(end or 0), ends=True)
         run_worker(load, lambda wanted, again, _: Node(wanted, load=again, reach=reach))
         return
@@ -108,6 +115,8 @@ async def _backfill(config: CaptureConfig, begin: str, end: str | None, load: Ca
 
 async def _prepare(natty: Natty, config: CaptureConfig, begin: str, end: str | None) -> Reach:
     """Claim the archive, and return the range to read. ConfigError if the stream can't be read, or nothing is in it."""
+    from capture.node.direct_source import Reach, check_direct
+
     store, stream = open_store(config.store), config.stream
     info = await stream_info(natty, stream)
     check_direct(natty, info)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from capture.archive.identity import require_archive
 from capture.cli import settings
-from capture.restoring.backup import Moved, export_backup, import_backup
-from capture.restoring.past import only_stream
 from capture.stores import open_store
 from capture.stores.own_store import shown
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
 from natty.config.units import write_count
+
+if TYPE_CHECKING:  # pyarrow takes longer to import than the completion of a word may take
+    from capture.restoring.backup import Moved
 
 
 def import_(
@@ -28,6 +29,8 @@ def import_(
     as_json: settings.Json = False,
 ) -> None:
     """Make an archive from a backup of the nats tool, made on a server of version 2.15 or later. Needs no server."""
+    from capture.restoring.backup import import_backup
+
     wanted = settings.archive(config, {"store": archive or store}, {}, needs=("store",))
     moved = run_async(import_backup(backup, wanted, open_store(wanted.store)))
     _show(moved, f"imported into {shown(wanted.store)}", as_json)
@@ -41,6 +44,9 @@ def export(
     as_json: settings.Json = False,
 ) -> None:
     """Write an archive's stream as a backup for `nats stream restore`, on a server of version 2.15 or later."""
+    from capture.restoring.backup import export_backup
+    from capture.restoring.past import only_stream
+
     wanted = settings.archive(config, {"stream": stream, "store": archive}, {}, needs=("store",))
     place = open_store(wanted.store)
 

@@ -11,25 +11,24 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 
 from capture.archive.envelope_columns import NEEDED
 from capture.archive.sequences import Sequences
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
-from capture.formats.envelope import to_records
-from capture.formats.ndjson import lines
 from capture.reading.options import ReadOptions, ReadSettings
-from capture.reading.read import read_batches
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.run import run_async
 from natty.cli.terminal import write
 from natty.config.units import parse_time, show_time
+
+if TYPE_CHECKING:  # pyarrow takes longer to import than the completion of a word may take
+    import pyarrow as pa
 
 
 class Form(StrEnum):
@@ -46,16 +45,23 @@ class _Printed:
     of: Callable[[pa.RecordBatch], bytes]
 
 
-_FORMS = {
-    Form.JSON: _Printed(NEEDED, lambda batch: lines(to_records(batch))),
-    Form.PAYLOAD: _Printed(["payload"], lambda batch: b"".join(one + b"\n" for one in _payloads(batch))),
-    Form.RAW: _Printed(["payload"], lambda batch: b"".join(_payloads(batch))),
-}
+def _json_lines(batch: pa.RecordBatch) -> bytes:
+    from capture.formats.envelope import to_records
+    from capture.formats.ndjson import lines
+
+    return lines(to_records(batch))
 
 
 def _payloads(batch: pa.RecordBatch) -> list[bytes]:
     payloads: list[bytes] = batch.column("payload").to_pylist()
     return payloads
+
+
+_FORMS = {
+    Form.JSON: _Printed(NEEDED, _json_lines),
+    Form.PAYLOAD: _Printed(["payload"], lambda batch: b"".join(one + b"\n" for one in _payloads(batch))),
+    Form.RAW: _Printed(["payload"], lambda batch: b"".join(_payloads(batch))),
+}
 
 
 def moment(text: str) -> str:
@@ -135,6 +141,8 @@ def cat(
 
 
 async def _print(config: CaptureConfig, options: ReadSettings, printed: _Printed, live: bool, follow: bool) -> None:
+    from capture.reading.read import read_batches
+
     async with contextlib.AsyncExitStack() as stack:
         if live:
             options["natty"] = await stack.enter_async_context(Natty(**config.nats))

@@ -32,8 +32,6 @@ from capture.config.secrets import check_exposure
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
-from capture.formats import check_writer, writer
-from capture.formats.own_format import OwnFormat
 from capture.ingest.hooks import hook
 from capture.ingest.layout import layout
 from capture.partitioners import partitioner
@@ -197,6 +195,8 @@ def problems(given: Given) -> list[str]:
     check_setting(partitioner, config.partition, of=("partition",))
     check_setting(layout, config.layout, of=("layout",))
     check_setting(hook, config.on_store_complete, of=("on_store_complete",))
+    from capture.formats import writer
+
     made_of = {name: getattr(config, name) for name in ("compression", "flatten", "envelope")}
     check_setting(writer, config.format, decode=decode, **made_of, of=("format", *made_of))
     check_setting(config.block_keys, of=("encrypt", "key_file", "encrypted_only"))
@@ -216,6 +216,9 @@ def limits(config: CaptureConfig) -> list[str]:
     recorded = format_of(config.format).envelopes.get(config.envelope, config.format)
     found = [f"blocks are {recorded}: {limit}" for limit in list_limits(recorded)]
     if is_plugin(config.format):
+        from capture.formats import check_writer
+        from capture.formats.own_format import OwnFormat
+
         try:
             check_writer(OwnFormat.load(config.format, decoder(config.decoder)))
         except AssertionError as fault:

@@ -18,7 +18,6 @@ from capture.config.settings import CaptureConfig
 from capture.config.streams import each
 from capture.errors import AlreadyStoredError, CaptureError, OtherStoreError, SparkError, StoreError
 from capture.ingest.source import stream_info
-from capture.node.direct_source import check_direct
 from capture.node.moved_store import check_not_moved
 from capture.node.user_catalog import UserCatalog
 from capture.spark import class_data
@@ -161,6 +160,8 @@ async def _streams(config: CaptureConfig) -> list[Finding]:
 
 def _check_direct(natty: Natty, config: CaptureConfig, info: dict[str, Any]) -> Finding | None:
     """Report if the stream is to be captured without a consumer, and does not allow that."""
+    from capture.node.direct_source import check_direct
+
     try:
         if config.is_direct:
             check_direct(natty, info)

@@ -12,8 +12,8 @@ import typer
 
 from capture.archive import chain
 from capture.archive.chain import latest_offline
+from capture.cli import completion, settings
 from capture.cli import pipeline_pages as pages
-from capture.cli import settings
 from capture.cli.archive import Offline
 from capture.cli.pipeline_requests import pause, rerun, resume, run
 from capture.config.pipelines import find_code_fault, pipelines_store, pipelines_trust, read_pipelines
@@ -31,8 +31,11 @@ from natty.errors import NattyError
 
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(help="Pipeline, as [[pipeline]] names it.")]
-SomeName = Annotated[str | None, typer.Argument(help="Pipeline, as [[pipeline]] names it; default: all.")]
+Name = Annotated[str, typer.Argument(help="Pipeline, as [[pipeline]] names it.", autocompletion=completion.pipelines)]
+SomeName = Annotated[
+    str | None,
+    typer.Argument(help="Pipeline, as [[pipeline]] names it; default: all.", autocompletion=completion.pipelines),
+]
 
 app = typer.Typer(help="Show and run the pipelines: tables that are derived from streams.", no_args_is_help=True)
 

@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from capture.archive.heads import PIPELINES
 from capture.archive.iceberg_state import ANNOUNCED
-from capture.cli import settings
+from capture.cli import completion, settings
 from capture.cli.pipeline_pages import explain_change
 from capture.config.pipelines import find_pipeline, pipelines_name
 from capture.config.settings import CaptureConfig
@@ -39,7 +39,7 @@ def _seconds(text: str) -> float:
     return 0.0 if text == "0" else seconds(text)
 
 
-Name = Annotated[str, typer.Argument(help="Pipeline, as [[pipeline]] names it.")]
+Name = Annotated[str, typer.Argument(help="Pipeline, as [[pipeline]] names it.", autocompletion=completion.pipelines)]
 Wait = Annotated[
     float,
     typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -16,9 +16,6 @@ from capture.cli.verify import show_progress
 from capture.config.settings import CaptureConfig
 from capture.errors import RestoreRefusedError
 from capture.restoring.past import Window, only_stream
-from capture.restoring.plan import Options, Plan
-from capture.restoring.rebuild import Restored, prepare, restore_exactly
-from capture.restoring.replay import Pace, rebuild_published, replay
 from capture.stores import open_store
 from capture.verification.verdict import TOLD
 from natty import Natty
@@ -27,20 +24,24 @@ from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.config.units import parse_time, write_count
 
+if TYPE_CHECKING:  # they import pyarrow, which takes longer than the completion of a word may take
+    from capture.restoring.plan import Options, Plan
+    from capture.restoring.rebuild import Restored
+
 JSON_VERSION = 1
 SHOWN = 5  # runs of gaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The options of the command line; `prefix` and `pace` are for a replay."""
+    """The options of the command line; `prefix` and `speed` are for a replay."""
 
     config: CaptureConfig
     options: Options
     offline: bool
     dry_run: bool
     prefix: str
-    pace: Pace
+    speed: float
 
 
 def _start(text: str) -> dict[str, int]:
@@ -125,6 +126,8 @@ def restore(
     as_json: settings.Json = False,
 ) -> None:
     """Restore a stream from its archive, exactly as it was; never changes an existing stream."""
+    from capture.restoring.plan import Options
+
     if replay_to is None and pace is not None:
         raise typer.BadParameter("--pace needs --replay")
     if to_sequence is not None and (start or {}).get("start", 0) > to_sequence:
@@ -154,7 +157,7 @@ def restore(
         offline=offline,
         dry_run=dry_run,
         prefix=replay_to or "",
-        pace=Pace(speed=pace or 0.0),
+        speed=pace or 0.0,
     )
     plan, done = run_async(_restore(wanted, say=not as_json))
     if as_json:
@@ -165,6 +168,9 @@ def restore(
 
 async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None]:
     """Make the plan, print it, and carry it out unless this is a dry run."""
+    from capture.restoring.rebuild import prepare, restore_exactly
+    from capture.restoring.replay import Pace, rebuild_published, replay
+
     store = open_store(wanted.config.store)
     config = msgspec.structs.replace(wanted.config, stream=wanted.config.stream or await only_stream(store))
     async with Natty(**config.nats) as natty:
@@ -178,7 +184,7 @@ async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None
         with show_progress("messages", TimeRemainingColumn()) as on_progress:
             keys = config.keys()
             if wanted.prefix:
-                pace = wanted.pace
+                pace = Pace(speed=wanted.speed)
                 done = await replay(natty, plan, store, wanted.prefix, pace=pace, keys=keys, on_progress=on_progress)
                 return plan, done
             carry_out = restore_exactly if plan.exact else rebuild_published
@@ -197,7 +203,7 @@ def _describe(plan: Plan, wanted: _Wanted) -> str:
         names = ", ".join(one["config"]["name"] for one in plan.consumers) or "none"
         lines.append(f"consumers: {names}")
         lines.append(_way(plan))
-    if not wanted.prefix or not wanted.pace.speed:
+    if not wanted.prefix or not wanted.speed:
         time = f"at least {max(1, round(plan.seconds)):,} s"
         lines.append(f"estimated time: {time}, with idle machines and a store in the same network")
     return "\n".join([*lines, *(f"not restored: {one}" for one in plan.not_kept)])

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from capture.archive.keyfile import check_private
+from capture.cli import completion
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each, only
@@ -16,7 +17,7 @@ from capture.errors import ConfigError
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="Configuration file, capture.toml.")
 ]
-Stream = Annotated[str | None, typer.Option(help="Stream [env CAPTURE_STREAM].")]
+Stream = Annotated[str | None, typer.Option(help="Stream [env CAPTURE_STREAM].", autocompletion=completion.streams)]
 Store = Annotated[str | None, typer.Option(help="Folder, s3://, az://, gs://, or module:function [env CAPTURE_STORE].")]
 PublicKey = Annotated[
     Path | None,

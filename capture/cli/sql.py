@@ -6,7 +6,7 @@ import sys
 from contextlib import AsyncExitStack
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,7 @@ from capture.archive.trust import Trust, check_contents
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.reading.inventory import Inventory, take_inventory
-from capture.reading.merge import make_look
 from capture.reading.shares import plan_shares
-from capture.reading.tail import list_captured, take_snapshot
 from capture.spark import Rows, SparkDriver, View
 from capture.stores import Store, open_store
 from capture.stores.own_store import shown
@@ -29,6 +26,9 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
+
+if TYPE_CHECKING:  # pyarrow takes longer to import than the completion of a word may take
+    from capture.reading.inventory import Inventory
 
 NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or use Spark: --engine spark'
 
@@ -91,28 +91,30 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
         raise ConfigError(NOT_INSTALLED)
     if live and engine is Engine.SPARK:
         raise ConfigError(NOT_LIVE)
+    from capture.reading import duck, tail
+    from capture.reading.inventory import take_inventory
+    from capture.reading.merge import make_look
+
     store = open_store(config.store)
     await require_archive(store, config.stream)
     name = await archive_name(store)
     trust = config.trust(name)
     async with AsyncExitStack() as stack:
-        tail = None
+        rest = None
         objects: Inventory | list[Stored]
         if live:
             natty = await stack.enter_async_context(Natty(**config.nats))
-            streams = await list_captured(config, store, natty, trust)
+            streams = await tail.list_captured(config, store, natty, trust)
             look = make_look(store, config.stream, natty=natty, archive=name, trust=trust)
-            snapshot = await take_snapshot(streams, look, _report_missing)
-            objects, tail = snapshot.objects, snapshot.read_tails(_report_gap)
+            snapshot = await tail.take_snapshot(streams, look, _report_missing)
+            objects, rest = snapshot.objects, snapshot.read_tails(_report_gap)
         elif engine is Engine.SPARK:
             return await _by_spark(config, store, query, schema, trust)
         else:
             objects = await take_inventory(store, config.stream, trust=trust)
-        from capture.reading import duck  # here, so that the command line starts without it
-
         keys = config.keys()
         check = None if trust.public_keys is None else check_contents  # DuckDB does not check an object's SHA-256
-        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, check=check, tail=tail)
+        return await duck.query(store, objects, query, payload_schema=schema, keys=keys, check=check, tail=rest)
 
 
 def _report_missing(stream: str) -> None:
@@ -128,6 +130,8 @@ def _report_gap(stream: str, gone: Sequences) -> None:
 
 
 async def _by_spark(config: CaptureConfig, store: Store, query: str, schema: str | None, trust: Trust) -> Rows:
+    from capture.reading.merge import make_look
+
     objects = await make_look(store, config.stream, trust=trust)()
     if trust.public_keys is not None:  # Spark reads plain Parquet directly, without checking its SHA-256
         await check_contents(store, [one for one in objects if is_open(one.format)])

@@ -54,7 +54,7 @@ def status(
     if as_json:
         print_document(_data(found))
     else:
-        PlainConsole().print(overview(found), crop=False)
+        PlainConsole().print(overview(found, whole=True), crop=False)
     if found.archive.troubles or found.pipeline_troubles:
         raise typer.Exit(EXIT_TROUBLE)
 
@@ -98,7 +98,7 @@ async def _watch(config: CaptureConfig, pipelines: PipelinesLook, *, as_json: bo
         if as_json:
             await look_on(_changes(lambda found: print(json.dumps(_data(found)), flush=True)))
         elif not sys.stdout.isatty():
-            await look_on(_changes(lambda found: PlainConsole().print(overview(found), crop=False)))
+            await look_on(_changes(lambda found: PlainConsole().print(overview(found, whole=True), crop=False)))
         with Live(console=PlainConsole(live=True), auto_refresh=False) as live:
             await look_on(lambda found: live.update(overview(found), refresh=True))
 
@@ -131,14 +131,19 @@ def _data(found: Found) -> Any:
 # --- for people ------------------------------------------------------------------------------------------------------
 
 
-def overview(found: Found) -> RenderableType:
-    """Return the state of an archive, and of the pipelines, as text and tables, with the problems at the end."""
-    return page(found.archive, found.pipelines)
+def overview(found: Found, *, whole: bool = False) -> RenderableType:
+    """Return the state of an archive, and of the pipelines, as text and tables, with the problems at the end.
+
+    With `whole` the archive's name is one word that can be copied, also on a terminal that is narrower.
+    """
+    return page(found.archive, found.pipelines, whole=whole)
 
 
-def page(status: Status, pipelines: PipelinesStatus | None = None) -> RenderableType:
+def page(status: Status, pipelines: PipelinesStatus | None = None, *, whole: bool = False) -> RenderableType:
     """Return an archive's state as text and tables, with the problems at the end."""
-    parts: list[RenderableType] = [Text(printable(f"archive {status.archive}"), style="bold")]
+    name = Text(printable(f"archive {status.archive}"), style="bold", overflow="ignore" if whole else "fold")
+    name.no_wrap = whole
+    parts: list[RenderableType] = [name]
     if status.board.state is not None:
         parts.append(_archive(status, status.board.state))
         parts += ["", _streams(status, status.board.state.streams)]

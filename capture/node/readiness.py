@@ -38,6 +38,11 @@ def not_ready(running: Node | Several) -> list[str]:
     ]
 
 
+def count_stored(running: Node | Several, what: str) -> int:
+    """Return how many "messages", or "blocks", were stored since the process began."""
+    return sum(one.stored[what] for one in list_nodes(running))
+
+
 def has_captured(running: Node | Several) -> bool:
     """Return whether a stream was captured since the process began: whether one node's start is over."""
     return any(one.start.over for one in list_nodes(running))

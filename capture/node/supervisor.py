@@ -18,7 +18,9 @@ from capture.errors import CaptureError
 from capture.node.shutdown import STOPS, reloading
 from capture.node.worker_process import WorkerProcess, write_lines
 from capture.node.worker_reports import Ended, Family, Restarts, is_final
+from capture.stores.own_store import shown
 from natty import NattyError
+from natty.config.units import write_count
 from natty.wire.background import wait_until_set
 
 LEAVE_WITHIN = 20.0  # seconds that a worker has to end after the deadline of its drain
@@ -53,6 +55,7 @@ class Supervisor:
         self.names = {number: name_worker(config, number) for number in range(1, count + 1)}
         self.running: dict[int, WorkerProcess] = {}
         self.restarts = Counter(dict.fromkeys(self.names, 0))
+        self.stored: Counter[str] = Counter()  # messages and blocks, of workers that have ended
         self._command = command
         self._load, self._on_reload = load, on_reload
         self._waits = dict.fromkeys(self.names, "it starts")  # why a worker does not run
@@ -69,14 +72,19 @@ class Supervisor:
         A second signal kills them and ends this process at once. Raises CaptureError if no worker could begin, or if a
         worker could not store all that it had read.
         """
-        life.info("%d workers start: %s", len(self.names), ", ".join(self.names.values()), extra={"action": "workers"})
+        life.info("%s", self._describe_start(), extra={"action": "workers"})
         with self._obeying_signals(), reloading(self.reload):
             async with asyncio.TaskGroup() as tasks:
                 for number in self.names:
                     tasks.create_task(self._keep(number))
-        life.info("%d workers have stopped", len(self.names), extra={"action": "workers"})
+        stored = write_count(self.stored["messages"], "message"), write_count(self.stored["blocks"], "block")
+        life.info("%d workers stopped: %s in %s stored", len(self.names), *stored, extra={"action": "workers"})
         if failure := self._final or "; ".join(self._failures):
             raise CaptureError(failure)
+
+    def _describe_start(self) -> str:
+        streams, workers = ", ".join(self.config.streams) or self.config.stream, ", ".join(self.names.values())
+        return f"{len(self.names)} workers capture {streams} into {shown(self.config.store)}: {workers}"
 
     def stop(self) -> None:
         """Stop as at SIGTERM. Idempotent."""
@@ -156,6 +164,7 @@ class Supervisor:
         try:
             return await worker.wait()
         finally:
+            self.stored += worker.stored
             del self.running[number]
 
     @contextlib.contextmanager

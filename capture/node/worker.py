@@ -15,7 +15,7 @@ from capture.config.settings import CaptureConfig
 from capture.config.workers import as_worker
 from capture.node.node import Node
 from capture.node.nodes import Several
-from capture.node.readiness import has_captured, not_ready
+from capture.node.readiness import count_stored, has_captured, not_ready
 from capture.node.worker_reports import FIGURES, RELOAD, REPORT_EVERY, STOP, VARIABLE, Family, Report
 from natty.wire.background import cancel_all
 
@@ -71,12 +71,14 @@ class Worker:
             yield
         finally:
             await cancel_all(tasks)
+            with contextlib.suppress(ConnectionError):
+                writer.write(_encode(_make_report(running)))  # all that it has stored
             writer.close()
 
     async def _report(self, running: Node | Several, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
-                writer.write(_encode(Report(reasons=not_ready(running), captured=has_captured(running))))
+                writer.write(_encode(_make_report(running)))
                 await writer.drain()
                 await asyncio.sleep(REPORT_EVERY)
 
@@ -103,7 +105,17 @@ def _read_report(running: Node | Several, figures: Figures) -> Report:
     except Exception:
         log.exception("the figures can't be read", extra={"action": "figures_failed"})
         found = []
-    return Report(reasons=not_ready(running), captured=has_captured(running), figures=found)
+    return _make_report(running, found)
+
+
+def _make_report(running: Node | Several, figures: list[Family] | None = None) -> Report:
+    return Report(
+        reasons=not_ready(running),
+        captured=has_captured(running),
+        messages=count_stored(running, "messages"),
+        blocks=count_stored(running, "blocks"),
+        figures=figures,
+    )
 
 
 def _encode(report: Report) -> bytes:

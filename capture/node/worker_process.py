@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -41,6 +42,7 @@ class WorkerProcess:
         self._kill_at = float("inf")
         self._last: Report | None = None
         self._failure = ""
+        self.stored: Counter[str] = Counter()  # messages and blocks that it has reported
         self._asked: list[asyncio.Future[list[Family]]] = []
 
     @classmethod
@@ -137,6 +139,7 @@ class WorkerProcess:
                 report = msgspec.json.decode(line, type=Report)
                 self._heard, self._looks, self._last = self._clock(), 0, report
                 self._failure = report.failure or self._failure
+                self.stored |= Counter(messages=report.messages, blocks=report.blocks)
                 if report.figures is not None:
                     asked, self._asked = self._asked, []
                     for waiting in asked:

@@ -32,13 +32,15 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Report(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """A report: why the worker does not capture now, and whether it has captured since it began.
+    """A report: why the worker does not capture now, whether it has captured since it began, and what it has stored.
 
     With `figures` it answers a request for them. With a `failure` it is the last one: the error that ends the worker.
     """
 
     reasons: list[str] = []
     captured: bool = False
+    messages: int = 0
+    blocks: int = 0
     figures: list[Family] | None = None
     failure: str = ""
 

@@ -7,15 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING
 
 from capture.archive.index.tree import Where
 from capture.archive.manifest import TABLE, Stored
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.archive.stored_formats import format_of
 from capture.errors import FormatError
+
+if TYPE_CHECKING:  # a command line that plans what to read starts without it
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,8 @@ class Selection:
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows whose time and subject are selected."""
+        import pyarrow.compute as pc
+
         masks = []
         if self.since_ns is not None:
             masks.append(pc.greater_equal(batch.column("time_ns"), _clamp(self.since_ns)))

@@ -6,14 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import ask, ask_if_missing, on_terminal
 from natty.errors import ConfigError
 from natty.names import check_name
 from natty.streams.listing import consumer_names, stream_names
 
 StreamName = Annotated[
-    str | None, typer.Argument(metavar="STREAM", help="The stream's name. Default: asked for on the terminal.")
+    str | None,
+    typer.Argument(
+        metavar="STREAM",
+        help="The stream's name. Default: asked for on the terminal.",
+        autocompletion=completion.streams,
+    ),
 ]
 
 

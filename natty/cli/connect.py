@@ -51,6 +51,11 @@ def call(nats: Mapping[str, Any], use: Callable[[Natty], Awaitable[T]], *, strea
     return run_async(main())
 
 
+def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the connection among a command's parameters, as keywords of `Natty`."""
+    return {name: parameters[name] for name in _OPTIONS if parameters.get(name) is not None}
+
+
 def flags_of(nats: Mapping[str, Any]) -> list[str]:
     """Return keywords of `Natty` as the words of a command line that give the same options."""
     return [word for name, value in nats.items() for word in (_OPTIONS[name][0][0], str(value))]

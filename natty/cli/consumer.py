@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force, ask_if_missing, confirm
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_make import add, edit
@@ -24,8 +24,8 @@ from natty.streams.listing import Listing, all_consumers, consumer_names
 
 app = typer.Typer(help="Consumers.", no_args_is_help=True)
 
-Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
-Consumer = Annotated[str | None, typer.Argument(help="The consumer's name.")]
+Stream = Annotated[str | None, typer.Argument(help="The stream's name.", autocompletion=completion.streams)]
+Consumer = Annotated[str | None, typer.Argument(help="The consumer's name.", autocompletion=completion.consumers)]
 
 
 app.command("next")(next_messages)

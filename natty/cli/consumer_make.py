@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force, ask, ask_if_missing, confirm, on_terminal, one_of, seconds
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_show import facts_of
@@ -36,8 +36,8 @@ from natty.streams.consumer import check_consumer, settings_from
 from natty.streams.conversion import NO_EPHEMERAL, NO_PUSH, ONLY_DURABLE
 from natty.streams.document import load_document
 
-Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
-Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.")]
+Stream = Annotated[str | None, typer.Argument(help="The stream's name.", autocompletion=completion.streams)]
+Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.", autocompletion=completion.consumers)]
 Ephemeral = Annotated[bool, typer.Option("--ephemeral", hidden=True, help="Not supported: only durable consumers are.")]
 Target = Annotated[str | None, typer.Option("--target", hidden=True, help="Not supported: only pull consumers are.")]
 Pull = Annotated[bool, typer.Option("--pull", hidden=True, help="No effect: every consumer is one.")]

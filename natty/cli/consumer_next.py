@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Message, Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import seconds
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import RequestTimeoutError
@@ -41,8 +41,8 @@ class _Wish:
 def next_messages(
     *,
     nats: dict[str, Any],
-    stream: Annotated[str, typer.Argument(help="The stream's name.")],
-    consumer: Annotated[str, typer.Argument(help="The durable consumer's name.")],
+    stream: Annotated[str, typer.Argument(help="The stream's name.", autocompletion=completion.streams)],
+    consumer: Annotated[str, typer.Argument(help="The durable consumer's name.", autocompletion=completion.consumers)],
     count: Annotated[int, typer.Option(min=1, help="Number of messages.")] = 1,
     ack: Annotated[
         bool | None,

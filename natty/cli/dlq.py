@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from natty import Letter, LetterFilter, Natty, NattyError
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force
 from natty.cli.tables import Json, PlainConsole, print_document, print_pairs, print_table
 from natty.cli.terminal import printable, say
@@ -23,11 +23,13 @@ SHOWN_REFUSALS = 5
 COLUMNS = ("letter", "buried", "stream", "sequence", "consumer", "subject", "bytes", "reason")
 NUMBERS = ("letter", "sequence", "bytes")
 
-Stream = Annotated[str, typer.Option(help="Only letters from this stream.")]
-Consumer = Annotated[str, typer.Option(help="Only letters of this consumer.")]
+Stream = Annotated[str, typer.Option(help="Only letters from this stream.", autocompletion=completion.streams)]
+Consumer = Annotated[str, typer.Option(help="Only letters of this consumer.", autocompletion=completion.consumers)]
 Reason = Annotated[str, typer.Option(help="Only letters whose reason contains this text, in any case.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of letters, the oldest first.")]
-Letters = Annotated[str, typer.Option("--letters", help="The stream that holds the letters.")]
+Letters = Annotated[
+    str, typer.Option("--letters", help="The stream that holds the letters.", autocompletion=completion.streams)
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the selected letters; change nothing.")]
 
 

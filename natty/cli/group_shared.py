@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from natty import Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force, confirm
 from natty.cli.tables import Json, print_document, print_pairs, print_table
 from natty.cli.terminal import say
@@ -25,8 +25,10 @@ C = TypeVar("C", bound=Callable[..., Any])
 Admin = GroupAdmin[Any]
 ADMINS: dict[Kind, type[Admin]] = {"static": StaticAdmin, "elastic": ElasticAdmin}
 
-Stream = Annotated[str, typer.Argument(help="The stream whose messages the group shares.")]
-Group = Annotated[str, typer.Argument(help="The group's name.")]
+Stream = Annotated[
+    str, typer.Argument(help="The stream whose messages the group shares.", autocompletion=completion.streams)
+]
+Group = Annotated[str, typer.Argument(help="The group's name.", autocompletion=completion.groups)]
 Partitions = Annotated[
     int, typer.Argument(min=1, metavar="PARTITIONS", help="Number of partitions: at most as many members have work.")
 ]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Bucket, Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force, confirm, lifetime, seconds
 from natty.cli.setting_flags import document_of
 from natty.cli.tables import Json, print_pairs, print_table
@@ -32,8 +32,8 @@ class Storage(StrEnum):
     MEMORY = "memory"
 
 
-BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
-Key = Annotated[str, typer.Argument(help="The key.")]
+BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.", autocompletion=completion.buckets)]
+Key = Annotated[str, typer.Argument(help="The key.", autocompletion=completion.keys)]
 Value = Annotated[str | None, typer.Argument(help="The value. Default: standard input, unchanged.")]
 Revision = Annotated[int | None, typer.Option(min=1, help="Revision that the key must have.")]
 Ttl = Annotated[float | None, typer.Option(parser=lifetime, metavar="DURATION", help="Time to live of the key.")]
@@ -90,7 +90,7 @@ def add(
 def ls(
     *,
     nats: dict[str, Any],
-    bucket: Annotated[str, typer.Argument(help="A bucket, to list its keys.")] = "",
+    bucket: Annotated[str, typer.Argument(help="A bucket, to list its keys.", autocompletion=completion.buckets)] = "",
     as_json: Json = False,
 ) -> None:
     """List the buckets, or the keys of one."""
@@ -194,7 +194,9 @@ def delete(
     *,
     nats: dict[str, Any],
     bucket: BucketName,
-    key: Annotated[str, typer.Argument(help="The key; without it, the whole bucket is deleted.")] = "",
+    key: Annotated[
+        str, typer.Argument(help="The key; without it, the whole bucket is deleted.", autocompletion=completion.keys)
+    ] = "",
     revision: Revision = None,
     force: Force = False,
 ) -> None:
@@ -245,7 +247,8 @@ def watch(
     nats: dict[str, Any],
     bucket: BucketName,
     filters: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys; wildcards are allowed.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys; wildcards are allowed.", autocompletion=completion.keys),
     ] = None,
     with_history: Annotated[bool, typer.Option("--history", help="Start with all stored values.")] = False,
     updates_only: Annotated[bool, typer.Option("--updates-only", help="Print only new writes.")] = False,

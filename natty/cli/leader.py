@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from natty import ConfigError, Election, LeadershipLostError, Natty, NattyError, Term
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import seconds
 from natty.cli.interrupts import SIGNALED
 from natty.cli.run import log_as_daemon
@@ -35,8 +35,8 @@ PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 app = typer.Typer(help="Elections.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="The election's name.")]
-InBucket = Annotated[str, typer.Option("--bucket", help="Bucket of the elections.")]
+Name = Annotated[str, typer.Argument(help="The election's name.", autocompletion=completion.elections)]
+InBucket = Annotated[str, typer.Option("--bucket", help="Bucket of the elections.", autocompletion=completion.buckets)]
 
 
 @app.command()

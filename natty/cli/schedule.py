@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty, PubAck, Schedule
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force, body_of, confirm, headers_of, moment, usage
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.show import content_fields
@@ -21,8 +21,10 @@ from natty.streams.schedules import ScheduleOptions, subject_of
 
 app = typer.Typer(help="Messages that the server publishes later.", no_args_is_help=True)
 
-Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
-Name = Annotated[str, typer.Argument(help="The schedule's name, or the subject that holds it.")]
+Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.", autocompletion=completion.streams)]
+Name = Annotated[
+    str, typer.Argument(help="The schedule's name, or the subject that holds it.", autocompletion=completion.schedules)
+]
 
 
 @app.command()
@@ -148,7 +150,12 @@ def rm(
     *,
     nats: dict[str, Any],
     stream: Stream,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names, or the subjects that hold them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Names, or the subjects that hold them.", autocompletion=completion.schedules
+        ),
+    ],
     force: Force = False,
     as_json: Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import Force, MissingFlagError, ask, ask_if_missing, confirm, number, one_of
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.setting_flags import (
@@ -125,7 +125,12 @@ def copy(
     *,
     nats: dict[str, Any],
     given: dict[str, Any],
-    original: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream whose configuration is copied.")],
+    original: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="The stream whose configuration is copied.", autocompletion=completion.streams
+        ),
+    ],
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new stream's name.")],
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import ask_if_missing, confirm
 from natty.cli.choose import stream_of
 from natty.cli.setting_flags import NOT_OF_A_COPY, document_of, stream_options
@@ -22,7 +22,7 @@ from natty.streams.origins import origins_of
 
 app = typer.Typer(help="Mirrors of streams, and disaster recovery.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="STREAM", help="The copy's name.")]
+Name = Annotated[str, typer.Argument(metavar="STREAM", help="The copy's name.", autocompletion=completion.streams)]
 Domain = Annotated[str, typer.Option("--domain", help="JetStream domain of the origin.")]
 Api = Annotated[str, typer.Option("--external-api", help="Prefix under which the origin's API is imported.")]
 Deliver = Annotated[str, typer.Option("--external-deliver", help="Prefix under which its messages are imported.")]
@@ -39,7 +39,9 @@ def add(
     nats: dict[str, Any],
     given: dict[str, Any],
     name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The mirror's name.")] = None,
-    origin: Annotated[str | None, typer.Argument(metavar="[ORIGIN]", help="The stream to mirror.")] = None,
+    origin: Annotated[
+        str | None, typer.Argument(metavar="[ORIGIN]", help="The stream to mirror.", autocompletion=completion.streams)
+    ] = None,
     origin_domain: Domain = "",
     api: Api = "",
     deliver: Deliver = "",
@@ -78,7 +80,10 @@ def gather(
     *,
     nats: dict[str, Any],
     name: Name,
-    origins: Annotated[list[str], typer.Argument(metavar="ORIGIN...", help="The streams to gather from.")],
+    origins: Annotated[
+        list[str],
+        typer.Argument(metavar="ORIGIN...", help="The streams to gather from.", autocompletion=completion.streams),
+    ],
     given: dict[str, Any],
     origin_domain: Domain = "",
     api: Api = "",
@@ -113,7 +118,9 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
 def info(
     *,
     nats: dict[str, Any],
-    name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The copy's name.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[STREAM]", help="The copy's name.", autocompletion=completion.streams)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the progress of a mirror, and the subjects that it would take if promoted."""

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from natty import Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.ask import ask_if_missing, confirm, seconds
 from natty.cli.setting_flags import NOT_OF_A_COPY, document_of, stream_options
 from natty.cli.tables import Json, print_document, print_facts, print_table
@@ -21,7 +21,9 @@ from natty.templates.template import MAX_STREAMS
 
 app = typer.Typer(help="Templates: streams made on demand.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template's name.")]
+Name = Annotated[
+    str, typer.Argument(metavar="TEMPLATE", help="The template's name.", autocompletion=completion.templates)
+]
 MaxStreams = Annotated[int, typer.Option("--max-streams", min=1, help="Maximum number of streams.")]
 
 

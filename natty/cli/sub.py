@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty
-from natty.cli import connect
+from natty.cli import completion, connect
 from natty.cli.printer import Printer
 from natty.cli.show import Form, form_of, show_message
 from natty.consuming.messaging import subscribe
@@ -28,7 +28,10 @@ def sub(
     subject: Annotated[str, typer.Argument(help="The subject; wildcards * and > are allowed.")],
     count: Annotated[int | None, typer.Option(min=1, help="Number of messages, then exit.")] = None,
     queue: Annotated[str, typer.Option(help="Share the messages with the other members of this queue group.")] = "",
-    stream: Annotated[str, typer.Option(help="Read this stream from its beginning, then new messages.")] = "",
+    stream: Annotated[
+        str,
+        typer.Option(help="Read this stream from its beginning, then new messages.", autocompletion=completion.streams),
+    ] = "",
     new: Annotated[bool, typer.Option("--new", help="With --stream, only new messages.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print only payloads.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,

@@ -58,7 +58,7 @@ class CaptureCommand:
             with self._monkeypatch.context() as patch, os.fdopen(theirs, "w", encoding="utf-8") as output:
                 patch.setenv("COLUMNS", str(columns or 40))
                 patch.setattr(sys, "stdout", output)
-                patch.setattr(sys, "argv", ["capture", *words, "--store", store])
+                patch.setattr(sys, "argv", ["capture", *words, *(["--store", store] if store else [])])
                 status = run(COMMANDS, "capture", (CaptureError,))
                 output.flush()
         finally:

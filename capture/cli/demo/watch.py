@@ -14,9 +14,7 @@ from capture.cli.demo.screen import Screen
 from capture.config.settings import CaptureConfig
 from capture.node.status.pipelines import PipelinesLook
 from capture.node.status.status import look
-from capture.node.status.status_page import StatusPage
 from natty import Natty
-from natty.metrics import http
 
 
 @asynccontextmanager
@@ -26,6 +24,9 @@ async def watch(natty: Natty, config: CaptureConfig, screen: Screen) -> AsyncIte
     Prints its address, whose path is secret: browsers refuse the requests of a page whose address has a password. The
     demo goes on if no browser can be opened.
     """
+    from capture.node.status.status_page import StatusPage  # here, since they need aiohttp
+    from natty.metrics import http
+
     path = f"/{secrets.token_urlsafe(24)}"
     pipelines = PipelinesLook(config)
     page = StatusPage(lambda: look(natty, [config]), pipelines=lambda: pipelines.read(natty))

@@ -126,6 +126,9 @@ async def test_a_stop_drains_every_worker(fleet):
     await verify(fleet, config, 100)
     assert "node-1 stopped: " in workers.log
     assert "node-2 stopped: " in workers.log
+    parts = re.findall(r"node-\d stopped: \d+ messages? in (\d+) blocks? stored", workers.log)
+    blocks = sum(map(int, parts))
+    assert f"2 workers stopped: 100 messages in {blocks} block" in workers.log
 
 
 async def test_a_signal_to_every_process_at_once_drains_them_too(fleet):
@@ -445,6 +448,8 @@ async def test_each_worker_says_what_it_captures_and_what_it_has_stored_at_every
     await workers.until_ready()
     await stop(workers)
     said = [line["message"] for line in map(json.loads, workers.log.splitlines()) if line["logger"] == "capture.run"]
+    assert f"2 workers capture {fleet.stream} into {fleet.store}: node-1, node-2" in said
+    assert said[-1] == "2 workers stopped: 0 messages in 0 blocks stored"
     for name in ("node-1", "node-2"):
         assert any(one.startswith(f"{name} captures {fleet.stream} into file://") for one in said)
         assert f"{name} stopped: 0 messages in 0 blocks stored" in said
