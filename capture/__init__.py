@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # `X as X` exports a name
         FormatError as FormatError,
         KeyMissingError as KeyMissingError,
         ManifestError as ManifestError,
+        NewerFormatError as NewerFormatError,
         NoArchiveError as NoArchiveError,
+        NoStatusError as NoStatusError,
         NotAloneError as NotAloneError,
         NotDrainedError as NotDrainedError,
         NotStartedError as NotStartedError,
@@ -53,8 +55,8 @@ else:  # the same names, each imported when it is first used (PEP 562)
         "capture.errors": """
             AlreadyStoredError CaptureError CatalogAwayError CatalogError CatalogRefusedError CatalogUnfitError
             CipherError CompactionError ConfigError DamagedIndexError DataLossError FencedError ForeignEntryError
-            FormatError KeyMissingError ManifestError NoArchiveError NotAloneError NotDrainedError NotStartedError
-            NotStoredError NotSweptError OtherStoreError PipelineError PurgeRefusedError QueryError RestoreError
+            FormatError KeyMissingError ManifestError NewerFormatError NoArchiveError NoStatusError NotAloneError
+            NotDrainedError NotStartedError NotStoredError NotSweptError OtherStoreError PipelineError PurgeRefusedError QueryError RestoreError
             RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
             StoreUnreadableError WriterError
         """,

@@ -48,7 +48,7 @@ class Interrupts:
             yield
         finally:
             for number in mine:
-                if signal.getsignal(number) == self._interrupt:
+                if signal.getsignal(number) is not _ignore:
                     signal.signal(number, signal.SIG_DFL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

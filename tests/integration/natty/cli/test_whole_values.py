@@ -68,7 +68,7 @@ COMMANDS = [
     *(f"group {kind} {what} NAME_{kind} {kind}_LONG" for kind in ("static", "elastic") for what in ("info", "lag")),
     *(f"group {kind} watch NAME_{kind} {kind}_LONG --count 1" for kind in ("static", "elastic")),
 ]
-HEADINGS = {"placement", "replicas", "error", "domain", "description", "cluster"}
+HEADINGS = {"placement", "replicas", "error", "domain", "description", "cluster", "since", "token"}
 """Of columns that are empty here: blocks of names and values leave empty values out."""
 
 

@@ -70,3 +70,13 @@ def test_a_second_hang_up_does_not_disturb_the_cleaning_up():
             signal.signal(number, handler)
     assert cleaned == [True]
     assert interrupts.status == 128 + signal.SIGHUP
+
+
+def test_a_handler_that_an_event_loop_leaves_does_not_stay_after_the_command():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Interrupts().handle():
+            signal.signal(signal.SIGTERM, lambda *_: None)  # as uvloop's, which is closed then
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
