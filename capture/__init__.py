@@ -56,9 +56,9 @@ else:  # the same names, each imported when it is first used (PEP 562)
             AlreadyStoredError CaptureError CatalogAwayError CatalogError CatalogRefusedError CatalogUnfitError
             CipherError CompactionError ConfigError DamagedIndexError DataLossError FencedError ForeignEntryError
             FormatError KeyMissingError ManifestError NewerFormatError NoArchiveError NoStatusError NotAloneError
-            NotDrainedError NotStartedError NotStoredError NotSweptError OtherStoreError PipelineError PurgeRefusedError QueryError RestoreError
-            RestoreRefusedError SignatureError SparkError SpillError StoreError StoreFullError StoreUnfitError
-            StoreUnreadableError WriterError
+            NotDrainedError NotStartedError NotStoredError NotSweptError OtherStoreError PipelineError
+            PurgeRefusedError QueryError RestoreError RestoreRefusedError SignatureError SparkError SpillError
+            StoreError StoreFullError StoreUnfitError StoreUnreadableError WriterError
         """,
         "capture.node.node": "Node",
         "capture.pipelines.derivation": "PipelineRun",
