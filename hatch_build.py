@@ -5,9 +5,7 @@ The README has relative links, which are right on a forge and in a checkout. A p
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,10 @@ class Metadata(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Add the long description, and the URLs if it is known where the repository is."""
-        where = repository(self.config, os.environ)
+        where = str(self.config.get("repository", "")).rstrip("/")
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": absolute(text, where)}
         metadata["urls"] = urls(where)
-
-
-def repository(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Return the repository's URL: the setting, otherwise that of the GitHub Actions run, otherwise ""."""
-    url = str(config.get("repository", ""))
-    if not url and (name := environment.get("GITHUB_REPOSITORY")):
-        url = f"{environment.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
-    return url.rstrip("/")
 
 
 def absolute(text: str, where: str) -> str:

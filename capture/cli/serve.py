@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,12 +37,14 @@ def certificate(cert: Path | None, key: Path | None, plain_http: bool) -> Certif
 
 def start_command(config: Path | None, stream: str) -> str:
     """Return the command that starts a node of the same archive."""
-    return f"capture run --config {config}" if config else f"capture run --stream {stream} --store STORE"
+    if config:
+        return shlex.join(["capture", "run", "--config", str(config)])
+    return shlex.join(["capture", "run", "--stream", stream or "STREAM", "--store", "STORE"])
 
 
 def runbook_url(url: str) -> str:
     """Return the URL of docs/runbook.md: `url`, otherwise that in the package's metadata, otherwise "". ConfigError."""
-    if url and not url.startswith(("https://", "http://")):
+    if url and not url.lower().startswith(("https://", "http://")):
         raise ConfigError(f"--runbook {url}: the URL of a page begins with https:// or http://")
     return url or package_runbook()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import redirect_stderr, suppress
@@ -16,6 +17,9 @@ from natty.cli import connect
 from natty.streams.listing import consumer_names, stream_names
 
 ANSWER_WITHIN = 1.5  # seconds
+
+PLAIN = re.compile(r"[\w./=@+-]+", re.ASCII)
+"""Names that no shell interprets. Others are not offered: whoever may name a consumer could have a shell run it."""
 
 Ask = Callable[[Natty, typer.Context], Awaitable[Iterable[str]]]
 """Returns the names that exist. The context's `params` are the words before the cursor."""
@@ -34,7 +38,7 @@ def complete(ask: Ask) -> Callable[[typer.Context, str], list[str]]:
 
 
 def find(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
-    """Return the names that begin with a word. If that fails there are none; if it takes too long, the process ends.
+    """Return the PLAIN names that begin with a word; none if that fails. If it takes too long, the process ends.
 
     A process that completes a word does nothing else, and could otherwise wait for a thread that resolves an address.
     """
@@ -42,7 +46,7 @@ def find(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
         signal.setitimer(signal.ITIMER_REAL, ANSWER_WITHIN)
         try:
-            return [name for name in names() if name.startswith(incomplete)]
+            return [name for name in names() if name.startswith(incomplete) and PLAIN.fullmatch(name)]
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     return []

@@ -43,13 +43,6 @@ def test_the_readme_leaves_no_relative_link(hook, where):
     assert [target for target in re.findall(r"\]\(([^)]+)\)", prose) if not target.startswith("https://")] == []
 
 
-def test_the_setting_wins_over_the_workflow_and_the_workflow_over_nothing(hook):
-    workflow = {"GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": "us/natty"}
-    assert hook.repository({"repository": "https://other.example/natty/"}, workflow) == "https://other.example/natty"
-    assert hook.repository({"repository": ""}, workflow) == WHERE
-    assert hook.repository({}, {}) == ""
-
-
 def test_the_packages_page_has_links_to_source_issues_and_changes(hook):
     assert {"Source", "Issues", "Changelog", "Documentation"} == set(hook.urls(WHERE))
     assert all(url.startswith(WHERE) for url in hook.urls(WHERE).values())

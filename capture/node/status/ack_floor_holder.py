@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capture.ingest.board import Heard, StreamState
+from capture.ingest.board import LATE, Heard, StreamState
 from natty.config.units import write_count
 
 
@@ -20,6 +20,8 @@ def explain(stream: StreamState, nodes: Sequence[Heard]) -> str:
     if not running:  # 1. nothing captures
         return f"no node is running: {write_count(stream.pending + stream.unacked, 'message')} wait in the stream"
     first = "the first unacknowledged message" if stream.waiting_from is None else f"message {stream.waiting_from:,}"
+    if stream.waiting_from is None and not stream.unacked:
+        return "it is not known: the server did not return the first message that waits"
     if not stream.unacked:  # 2. direct captures have no acknowledgements: their blocks are among `pending`
         holders = [one for one in running if one.node.lowest and one.node.lowest == stream.waiting_from]
         return _describe_block(holders[0], first) if holders else f"{first} is not delivered to a node yet"
@@ -30,12 +32,17 @@ def explain(stream: StreamState, nodes: Sequence[Heard]) -> str:
         if one.node.store_trouble:  # 4. blocks that were handed back
             again = "the server delivers its messages again"
             return f"{one.node.node} could not store a block, {again}: {one.node.store_trouble}"
-    for one in running:
-        if one.node.lowest is not None and one.node.lowest <= stream.acked:  # 5. acknowledged since the report
-            return f"nothing: it has moved since the last report of {one.node.node}, {one.ago:.0f} s ago"
-    for one in late:  # 6. a node that died or hangs
+    for one in late:  # 5. a node that died or hangs, until the server has delivered its messages again
+        if stream.ack_wait and one.ago > one.node.every * LATE + stream.ack_wait:
+            continue
         return f"{one.node.node}, which has not reported for {one.ago:.0f} s, may have {first}: {_again(stream)}"
-    return f"{first} is in no block of a running node: another reader of the consumer has it, or {_again(stream)}"  # 7.
+    for one in running:
+        if one.node.pending and one.node.lowest is None:  # 6. a node of an earlier version
+            return f"it is not known: {one.node.node} has an earlier version, which does not report what it has"
+    for one in running:
+        if one.node.lowest is not None and one.node.lowest <= stream.acked:  # 7. acknowledged since the report
+            return f"nothing: it has moved since the last report of {one.node.node}, {one.ago:.0f} s ago"
+    return f"{first} is in no block of a running node: another reader of the consumer has it, or {_again(stream)}"  # 8.
 
 
 def _describe_block(one: Heard, first: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from capture.ingest.board import StreamState
 from capture.node.status.status import Status
 
 STEP = 10.0
@@ -73,10 +74,16 @@ class History:
         for key, count in counts.items():
             # A node that has started since the last point had stored nothing then.
             total += count - known.get(key, 0 if not points or key[1] > points[-1].at else count)
-        known |= counts
+        kept = {(one.node.node, one.node.since) for one in status.board.nodes}
+        self._counted[status.archive] = {key: count for key, count in (known | counts).items() if key in kept}
         window = [one for one in points if one.total is not None and one.at >= now - WINDOW - STEP / 2]
         rate = (total - (window[0].total or 0)) / (now - window[0].at) if window else None
         return Point(now, rate, lag, total)
+
+
+def known_lag(stream: StreamState) -> float | None:
+    """Return the age in seconds of the oldest message that is not captured; 0: there is none, None: it is not known."""
+    return stream.lag if stream.pending or stream.unacked else 0.0
 
 
 def _find_lag(status: Status) -> float | None:
@@ -84,4 +91,5 @@ def _find_lag(status: Status) -> float | None:
     streams = status.board.state.streams if status.board.state else []
     if not streams or not all(map(status.knows, streams)):
         return None
-    return max(one.lag or 0.0 for one in streams)
+    lags = [known_lag(one) for one in streams]
+    return None if None in lags else max(lag for lag in lags if lag is not None)

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from capture.errors import CaptureError, NoStatusError
-from capture.node.status.history import STEP, History
+from capture.node.status.history import STEP, History, known_lag
 from capture.node.status.pipeline_metrics import pipeline_metrics
 from capture.node.status.pipelines import PipelinesStatus
 from capture.node.status.status import Status
@@ -222,7 +222,7 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
         if one.knows(stream):  # a figure that does not change any more would look well for ever
             add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **tags)
             add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **tags)
-            add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **tags)
+            add("stream_lag_seconds", "Age of the oldest message not captured.", known_lag(stream), **tags)
         if not one.board.is_late:
             add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **tags)
             add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **tags)

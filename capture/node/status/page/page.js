@@ -126,9 +126,11 @@ const warned = (text, wrong) => made("td", text, { className: wrong ? "wrong" : 
 
 const grey = (text, stale) => made("td", text, { className: stale ? "stale" : "" });
 
+const lagUnknown = one => one.pending + one.unacked > 0 && (one.lag === null || one.lag === undefined);
+
 function streams(list, late) {
   const rows = list.map(one => {
-    const position = [count(one.last), count(one.acked), count(one.pending), count(one.unacked), one.pending === null ? "?" : age(one.lag)];
+    const position = [count(one.last), count(one.acked), count(one.pending), count(one.unacked), one.pending === null || lagUnknown(one) ? "?" : age(one.lag)];
     const held = [one.held, one.overlaps, one.removed, one.gaps].map(value => grey(count(value), late));
     const missing = late ? grey(count(one.missing), true) : warned(count(one.missing), one.missing > 0);
     return [one.stream, ...position.map(text => grey(text, one.pending === null)), ...held, missing];
@@ -226,7 +228,7 @@ function section(archive, now) {
   const rate = points.at(-1)?.[1] ?? null;
   if (state) {
     const lags = state.streams.map(one => one.lag).filter(lag => lag !== null && lag !== undefined);
-    const unknown = state.streams.some(one => one.pending === null);
+    const unknown = state.streams.some(one => one.pending === null || lagUnknown(one));
     parts.push(facts([
       ["messages in the archive", count(sum(state.streams, one => one.held)), late],
       [points.length > 1 ? "stored per second, last minute" : "stored per second, since the nodes started", rate === null ? "not known" : number.format(+rate.toFixed(rate < 10 ? 1 : 0)), rate === null],

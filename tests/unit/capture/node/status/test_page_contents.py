@@ -17,6 +17,7 @@ from capture.node.status.ack_floor_holder import explain
 from capture.node.status.history import KEPT, STEP, History
 from capture.node.status.pipelines import PipelinesStatus, PipelineState
 from capture.node.status.status import Status
+from capture.node.status.status_page import metrics
 
 RUNBOOK = Path(__file__).parents[5] / "docs" / "runbook.md"
 NODE = NodeState(node="one", version="1", since=0.0, every=10.0)
@@ -108,8 +109,28 @@ def test_an_hour_is_kept():
         ({}, [(node(lowest=3), 2.0)], "nothing: it has moved since the last report of one, 2 s ago"),
         (
             {},
-            [(NODE, 1.0), (node(node="two", lowest=5), 99.0)],
-            "two, which has not reported for 99 s, may have message 5: the server delivers it again within 60 s",
+            [(NODE, 1.0), (node(node="two", lowest=5), 80.0)],
+            "two, which has not reported for 80 s, may have message 5: the server delivers it again within 60 s",
+        ),
+        (
+            {},
+            [(node(lowest=3, oldest=600.0), 2.0), (node(node="two", lowest=5), 80.0)],
+            "two, which has not reported for 80 s, may have message 5: the server delivers it again within 60 s",
+        ),
+        (
+            {},  # the server has delivered its messages again
+            [(node(lowest=3), 2.0), (node(node="two", lowest=5), 99.0)],
+            "nothing: it has moved since the last report of one, 2 s ago",
+        ),
+        (
+            {},
+            [(node(pending=3, oldest=4.0), 1.0)],
+            "it is not known: one has an earlier version, which does not report what it has",
+        ),
+        (
+            {"unacked": 0, "waiting_from": None},
+            [(node(pending=3, oldest=4.0), 1.0)],
+            "it is not known: the server did not return the first message that waits",
         ),
         (
             {},
@@ -129,6 +150,28 @@ def test_it_is_in_the_status_unless_the_position_is_not_known():
     assert found["held_back"].startswith("message 5 is in a block of one")
     [found] = status(node(lowest=5), ago=99.0, asked=()).as_dict()["state"]["streams"]
     assert (found["held_back"], found["pending"]) == (None, None)
+
+
+# --- the lag ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "lag"), [({}, 7.0), ({"lag": None}, None), ({"lag": None, "pending": 0, "unacked": 0}, 0.0)]
+)
+def test_a_lag_that_is_not_known_is_not_zero(changed, lag):
+    found = status(node(), state=msgspec.structs.replace(STATE, streams=[msgspec.structs.replace(STREAM, **changed)]))
+    history = History()
+    history.add([found], 100.0)
+    assert [one for _, _, one in history.as_dict()["archives"]["A"]] == [lag]
+    said = re.findall(r"^capture_archive_stream_lag_seconds{.*} (.*)$", metrics([found]), re.MULTILINE)
+    assert [float(one) for one in said] == [one for one in [lag] if one is not None]
+
+
+def test_nodes_that_are_gone_are_forgotten():
+    history = History()
+    for start in range(100):
+        history.add([status(stored(5, since=float(start)))], 1000.0 + STEP * start)
+    assert len(history._counted["A"]) == 1
 
 
 # --- the runbook -----------------------------------------------------------------------------------------------------
