@@ -57,6 +57,8 @@ class FileStore:
         self._scratch = self.root / SCRATCH
         self._durable: set[Path] = set()
         self._tried = False
+        self._place: tuple[int, int] | None = None  # device and inode of the folder, once an object was seen in it
+        self._witness = ""  # the last object that was written, or the first that was read
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract. Returns when the file and every new folder above it are synced to the disk."""
@@ -111,11 +113,35 @@ class FileStore:
     def _put(self, path: str, data: bytes | Path, if_absent: bool) -> None:
         target = self.file(path)
         with self._translate_errors(f"writing {path}"):
+            self._check_place()
             if if_absent and target.exists():  # saves writing a file that could not be linked
                 self._try_writing()
                 self._refuse(path, target)
             with self._write_part(data) as part:
                 self._publish(path, part, target, if_absent)
+            self._remember(path)
+
+    def _remember(self, path: str) -> None:
+        """Remember an object, and which folder the root is."""
+        self._witness = path
+        self._place = self._place or self._find_place()
+
+    def _find_place(self) -> tuple[int, int]:
+        facts = self.root.stat()
+        return facts.st_dev, facts.st_ino
+
+    def _check_place(self) -> None:
+        """Raise StoreUnreadableError if the root became another folder, without the last object: its disk was lost.
+
+        What is written there would be acknowledged, and hidden as soon as the disk is back.
+        """
+        if self._place is not None and self._place != (now := self._find_place()):
+            if not (self.root / self._witness).exists():
+                raise StoreUnreadableError(
+                    f"the store {self.root} is another folder than before, without {self._witness}: mount its disk "
+                    "again, or restart"
+                )
+            self._place = now
 
     def _try_writing(self) -> None:
         """Write a file, once: so a node whose first object exists detects at its start if it can't write."""
@@ -188,7 +214,10 @@ class FileStore:
         try:
             with self._translate_errors(f"reading {path}"), open(self.root / path, "rb", opener=opener) as file:
                 file.seek(start)
-                return file.read(length)
+                data = file.read(length)
+            if self._place is None:
+                self._remember(path)
+            return data
         except (FileNotFoundError, IsADirectoryError):
             raise NotStoredError(f"there is no {path} in {self.url}") from None
         except StoreUnreadableError:

@@ -20,7 +20,7 @@ from capture.ingest.board import Board
 from capture.node.moved_store import check_not_moved
 from capture.node.node import Node
 from capture.node.status.status import look
-from capture.stores import MemoryStore, open_store
+from capture.stores import FileStore, MemoryStore, open_store
 from capture.verification.check import check
 
 EAGER = {"decoder": "raw", "limits__max_age": 0.2}
@@ -239,3 +239,21 @@ def test_the_pages_new_archive_is_a_configuration(tmp_path):
     (tmp_path / "capture.toml").write_text(re.search(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1])
     config = load(tmp_path / "capture.toml", environment={})
     assert (config.archive, config.durable) == ("ORDERS_2", "capture_2")
+
+
+async def test_a_node_acknowledges_nothing_into_a_folder_that_took_the_place_of_its_store(fleet):
+    node = fleet.start("n1", fleet.configure(limits__max_age=0.2))
+    await fleet.publish([b"{}"] * 10)
+    await fleet.until_all_acked(10)
+    away = fleet.store.with_name("away")
+    fleet.store.rename(away)  # its disk is not mounted any more
+    await FileStore(fleet.store).put("probe", b"")  # what `capture doctor` does: the folder has .tmp now
+    await fleet.publish([b"{}"] * 10)
+    await fleet.said("n1", "is another folder than before")
+    state = await fleet.natty.jetstream.request(f"CONSUMER.INFO.{fleet.stream}.capture")
+    assert state["ack_floor"]["stream_seq"] == 10
+    assert [one.path for one in await FileStore(fleet.store).list()] == ["probe"]
+    shutil.rmtree(fleet.store)
+    away.rename(fleet.store)
+    await fleet.until_all_acked(20)
+    assert await fleet.stop(node) == 0

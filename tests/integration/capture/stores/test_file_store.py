@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,3 +172,30 @@ async def test_an_object_that_exists_is_refused_without_leaving_anything_behind(
     with pytest.raises(AlreadyStoredError):
         await FileStore(tmp_path).put("a", b"2")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".tmp", "a"]
+
+
+async def test_a_folder_that_took_the_place_of_the_store_gets_no_object(tmp_path):
+    root, away = tmp_path / "lake", tmp_path / "away"
+    writer, reader = FileStore(root), FileStore(root)
+    await writer.put("a", b"1")
+    assert await reader.get("a") == b"1"
+    root.rename(away)  # as a mount that was lost; somebody makes the folder, and a file in it
+    await FileStore(root).put("probe", b"")
+    for store in (writer, reader):
+        with pytest.raises(StoreUnreadableError, match="is another folder than before, without a: mount its disk"):
+            await store.put("b", b"2")
+    assert [one.path for one in await FileStore(root).list()] == ["probe"]
+    shutil.rmtree(root)
+    away.rename(root)
+    for number, store in enumerate((writer, reader)):
+        await store.put(f"c{number}", b"3")
+
+
+async def test_a_folder_with_the_same_objects_may_take_the_place_of_the_store(tmp_path):
+    root, away = tmp_path / "lake", tmp_path / "away"
+    store = FileStore(root)
+    await store.put("a", b"1")
+    root.rename(away)
+    shutil.copytree(away, root)  # as a disk that was copied, or mounted again under another number
+    await store.put("b", b"2")
+    assert [one.path for one in await store.list()] == ["a", "b"]
