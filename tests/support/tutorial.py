@@ -132,6 +132,7 @@ class Reader:
             stdout=output,  # type: ignore[arg-type]
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_heed_signals,
         )
 
     def _compare(self, step: Step) -> None:
@@ -147,6 +148,12 @@ class Reader:
 
     def _said(self, terminal: str) -> str:
         return " ".join(self._log(terminal).read_text(errors="replace").split())
+
+
+def _heed_signals() -> None:
+    """In the child: let Ctrl-C and Ctrl-\\ act, which are ignored where a shell has started the tests with `&`."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _missing(wanted: str, said: str) -> Iterator[str]:
