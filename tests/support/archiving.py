@@ -3,12 +3,14 @@
 import asyncio
 import time
 
+import msgspec
 from electing import vacated_archive
 from patient import PATIENCE
 
 from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
 from capture.archive.identity import claim
 from capture.archive.recording import record
+from capture.config.settings import Compacting
 from capture.decoders import decoder
 from capture.formats import writer
 from capture.iceberg import Exposer
@@ -21,7 +23,9 @@ from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
 from capture.maintenance.table_commits import TableLeading
+from capture.node.leader_tasks import Duty
 from capture.partitioners import partitioner
+from capture.stores import open_store
 from capture.testing import ArrowEngine
 from natty import Batch
 
@@ -102,3 +106,15 @@ async def sweep_once(natty, config, store):
 
     await vacated_archive(natty, config.name)
     return await natty.election(SWEEP.election(config.name), lease=PATIENCE).run(work)
+
+
+async def compacted(fleet, config):
+    """Compact all there is as the leader does it, but for Spark."""
+    wanted = msgspec.structs.replace(config, compaction=Compacting(min_files=1, max_wait=0.0))
+
+    async def work(term):
+        duty = Duty(fleet.natty, open_store(config.store), wanted, term.node)
+        return await duty.compact_once(duty.lead_compaction(term), ArrowEngine(config.keys()))
+
+    await vacated_archive(fleet.natty, config.name)
+    return await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)

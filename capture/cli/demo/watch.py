@@ -22,7 +22,7 @@ async def watch(natty: Natty, config: CaptureConfig, screen: Screen) -> AsyncIte
     """Serve the status page on a free port of the loopback during the block, and open it in a browser.
 
     Prints its address, whose path is secret: browsers refuse the requests of a page whose address has a password. The
-    demo goes on if no browser can be opened.
+    demo continues if no browser can be opened.
     """
     from capture.node.status.status_page import StatusPage  # here, since they need aiohttp
     from natty.metrics import http
@@ -50,7 +50,7 @@ def has_display() -> bool:
 def _open(address: str, screen: Screen) -> None:
     try:
         opened = webbrowser.open(address)
-    except Exception:  # whatever a browser of this machine does, the demo goes on
+    except Exception:  # a browser may raise anything: the demo continues
         opened = False
     if not opened:
         screen.say("No browser could be opened: open the address of the status page yourself")

@@ -8,28 +8,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from archiving import sweep_once
-from electing import vacated_archive
+from archiving import compacted, sweep_once
 from patient import NEVER, PATIENCE
 from secret import write_secret
 
 from capture.archive.encryption import Keys
-from capture.archive.heads import COMPACTION
 from capture.archive.manifest import BLOCKS, ENTRIES, TABLE, decode_entry
 from capture.config.load import load
-from capture.config.settings import Compacting
 from capture.decoders import decoder, json_as, keyed
 from capture.formats import read_object, writer
 from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import Committer
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source
-from capture.node.leader_tasks import Duty
 from capture.node.node import Node
 from capture.partitioners import partitioner
 from capture.reading.read import read
 from capture.stores import MemoryStore, open_store
-from capture.testing import ArrowEngine
 from capture.verification.check import check
 
 HEADERS = b"NATS/1.0\r\nNats-TTL: 1h\r\nNats-Msg-Id: id-1\r\nColour: red\r\nColour: \xff\xfe\r\nEmpty:\r\n\r\n"
@@ -150,18 +145,6 @@ async def test_a_key_of_several_fields_becomes_folders(natty, stream):
             "large/large=true", "binary/large=false",
         )
     ]  # fmt: skip
-
-
-async def compacted(fleet, config):
-    """Compact all there is as the leader does it, but for Spark."""
-    wanted = msgspec.structs.replace(config, compaction=Compacting(min_files=1, max_wait=0.0))
-
-    async def work(term):
-        duty = Duty(fleet.natty, open_store(config.store), wanted, term.node)
-        return await duty.compact_once(duty.lead_compaction(term), ArrowEngine(config.keys()))
-
-    await vacated_archive(fleet.natty, config.name)
-    return await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
 
 
 async def test_a_node_encrypts_what_its_configuration_says_and_the_rest_needs_the_key(fleet):

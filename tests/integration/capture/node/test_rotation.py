@@ -6,20 +6,14 @@ import os
 import shutil
 import signal
 
-import msgspec
 import pytest
-from archiving import sweep_once
-from electing import vacated_archive
+from archiving import compacted, sweep_once
 from patient import PATIENCE, PATIENT, until
 from secret import write_secret
 
-from capture.archive.heads import COMPACTION
 from capture.config.load import load
-from capture.config.settings import Compacting
-from capture.node.leader_tasks import Duty
 from capture.reading.read import read
 from capture.stores import open_store
-from capture.testing import ArrowEngine
 from capture.verification.check import check
 from natty import Natty, NattyError
 from natty.config.tls import DevCA, TLSFiles
@@ -153,18 +147,6 @@ async def test_nodes_and_readers_of_both_states_read_all_blocks_while_the_key_is
     assert await fleet.stop(nodes[0]) == 0
     await sweep_once(fleet.natty, load(paths["first"], environment={}), open_store(str(fleet.store)))
     for state in ("behind", "first"):  # the leader of the compaction reads blocks of both keys, or their table
-        report = await compact(fleet, load(paths[state], environment={}))
+        report = await compacted(fleet, load(paths[state], environment={}))
         assert report.failed == []
         await read_by("behind", "first")
-
-
-async def compact(fleet, config):
-    """Compact all there is as the leader does it, but for Spark."""
-    wanted = msgspec.structs.replace(config, compaction=Compacting(min_files=1, max_wait=0.0))
-
-    async def work(term):
-        duty = Duty(fleet.natty, open_store(config.store), wanted, term.node)
-        return await duty.compact_once(duty.lead_compaction(term), ArrowEngine(config.keys()))
-
-    await vacated_archive(fleet.natty, config.name)
-    return await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
