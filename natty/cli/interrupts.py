@@ -63,5 +63,23 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """After the body, each signal has the handler that it had before, if an event loop of the body has left its own.
+
+    A closed loop of uvloop leaves a handler that does nothing: Ctrl-C would not end what the command still does.
+    """
+    import asyncio  # here, because every start imports this file
+
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            left_by = getattr(signal.getsignal(number), "__self__", None)
+            if isinstance(left_by, asyncio.AbstractEventLoop) and left_by.is_closed():
+                signal.signal(number, handler)
+
+
 def _ignore(number: int, frame: FrameType | None) -> None:
     pass  # a handler and not SIG_IGN, which child processes would inherit

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import typer
 
 from natty.cli.early_signals import VALUED
-from natty.cli.interrupts import Interrupts
+from natty.cli.interrupts import Interrupts, handlers_restored
 from natty.cli.terminal import json_text, printable
 
 logger = logging.getLogger("natty.cli")
@@ -109,7 +109,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         import uvloop
     except ImportError:
         return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with handlers_restored(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import signal
 import sys
 
@@ -5,7 +6,7 @@ import pytest
 import typer
 
 from natty.cli.interrupts import Interrupts
-from natty.cli.run import log_first, run
+from natty.cli.run import log_first, run, run_async
 from natty.errors import NattyError
 
 
@@ -80,3 +81,16 @@ def test_a_handler_that_an_event_loop_leaves_does_not_stay_after_the_command():
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_no_closed_event_loop_keeps_a_signal(number):
+    async def listen():
+        asyncio.get_running_loop().add_signal_handler(number, print)
+
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        run_async(listen())
+        assert signal.getsignal(number) == signal.default_int_handler
+    finally:
+        signal.signal(number, before)
