@@ -74,7 +74,7 @@ def _collect_pipelines(keeper: PipelineKeeper) -> Iterator[Metric]:
 
 
 def serve(running: Node | Several, address: str, guard: Guard | None = None) -> AbstractAsyncContextManager[int]:
-    """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
+    """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":8190" is every address).
 
     Raises natty's ConfigError if the address is malformed or can't be bound.
     """

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,6 +187,16 @@ def test_each_unit_runs_a_command_that_exists_with_options_that_exist(unit):
     (line,) = re.findall(r"^ExecStart=/opt/capture/bin/(.*)$", unit.read_text(), re.MULTILINE)
     check_command(shlex.split(line))
     assert "UMask=" in unit.read_text()
+    defaults = re.findall(r"(\w+)=", " ".join(re.findall(r"^Environment=(.*)$", unit.read_text(), re.MULTILINE)))
+    assert set(re.findall(r"\$\{?(\w+)", line)) <= set(defaults)
+    for option, value in pairwise(shlex.split(line)):
+        if re.fullmatch("--(port|metrics|cert|key|token-file)", option):
+            assert value.startswith("${"), "two instances on one machine need two"
+
+
+def test_metrics_are_not_served_on_the_port_of_node_exporter():
+    files = [*(path for path in DEPLOY.rglob("*") if path.is_file()), ROOT / "docker-compose.yml"]
+    assert [path.name for path in files if re.search(r"\b9100\b", path.read_text())] == []
 
 
 def containers(documents):
