@@ -40,7 +40,6 @@ HELM = DEPLOY / "helm" / "capture"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 NO_HELM = "needs helm-python-sdk, which is large and not a part of the extra `test`"
 NODE_COUNTERS = ("messages", "blocks", "bytes", "failures", "handed_back", "healed", UNDECODABLE)
-PIPELINE_COUNTERS = ("runs", "failed", "rows_in", "rows_out", "bytes_in", "bytes_out", "bytes_packed", "milliseconds")
 
 
 def read(path):
@@ -49,7 +48,7 @@ def read(path):
 
 def alerts():
     (document,) = read(ALERTS)
-    return [rule for group in document["groups"] for rule in group["rules"]]
+    return [rule for group in document["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 def expose(*collectors):
@@ -65,9 +64,11 @@ def node_metrics():
         stored=dict.fromkeys(NODE_COUNTERS, 0),
         writer=SimpleNamespace(unfit={"id": 1}),
         natty=None,
+        store_trouble="",
     )
     keeper = SimpleNamespace(
-        config=SimpleNamespace(pipeline=["one"]), counts={"one": dict.fromkeys(PIPELINE_COUNTERS, 0)}
+        config=SimpleNamespace(pipeline=[SimpleNamespace(name="one")]),
+        counts={},  # of runs: there was none
     )
 
     supervisor = SimpleNamespace(restarts={1: 0})
