@@ -150,7 +150,7 @@ async def test_a_work_queue_deletes_what_is_stored_and_of_the_rest_nothing_is_pr
     checked = await check(natty, config, store)
     assert counted(checked) == {"stored": 9, "expired": 1, "unproven": 1, "unexplained": 1}
     assert checked.status == 1
-    await natty.ensure_stream(config.stream, max_age=3600.0)
+    await natty.ensure_stream(config.stream, max_age=3600.0, allow_destructive=True)
     checked = await check(natty, config, store)
     assert counted(checked) == {"stored": 9, "expired": 1, "unproven": 1}
     assert checked.status == 0
