@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 from capture.archive.chain import Head, HeadReader, latest_offline, read
 from capture.archive.heads import SWEEP, head_readers, newest_readers
@@ -28,7 +30,7 @@ from capture.stores import Store
 from capture.verification.audit import HeadReaders, audit
 from capture.verification.explanation import Explained, explain
 from capture.verification.objects import Progress, read_archive
-from capture.verification.recorded_stream import has_limits, list_configurations, read_claimed, read_recorded_report
+from capture.verification.recorded_stream import has_limits, list_configurations, read_accountable, read_recorded_report
 from capture.verification.verdict import Holdings, StreamReport, Verdict, compare
 from natty import Natty, StreamNotFoundError
 from natty.streams import stream_state
@@ -156,7 +158,8 @@ async def check(
     else:
         if not held.objects and not held.problems and config.stream not in recording.streams:
             await require_archive(store, config.stream)
-        verdict = compare(held, await read_recorded_report(config, store, recording))
+        look = partial(archive_picture, live, config, store)
+        verdict = compare(held, await read_recorded_report(config, store, recording, look))
     return Check(
         verdict=verdict,
         held=held,
@@ -250,7 +253,7 @@ class Acknowledged:
     `last` is the stream's last sequence, read earlier; `at` is the time in Unix seconds by the server's clock. `gone`:
     capture's consumer does not exist. Its progress is then the archive's record, if there is one. `no_consumer`:
     capture reads by direct gets, so the archive's set is the progress; messages before `start` are out of its scope.
-    `acks_delete`, `limited`, `claimed`: as in `StreamReport`.
+    `acks_delete`, `accountable`: as in `StreamReport`.
     """
 
     last: int
@@ -259,8 +262,8 @@ class Acknowledged:
     waiting: int = 0
     delivered: int | None = None
     acks_delete: bool = False
-    limited: bool = True
-    claimed: int | None = None
+    configurations: tuple[dict[str, Any], ...] = ()
+    accountable: int | None = None
     gone: bool = False
     no_consumer: bool = False
     start: int = 1
@@ -292,15 +295,17 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
             f" created at {info['created']}: it is another stream. To check only the archive, use --offline"
         )
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
-    limited = has_limits([info["config"]])
+    configurations = (info["config"],)
     states = await consumer_states(natty, config)
     scope = None if states else await read_direct_scope(store, config.stream)
     if scope or config.is_direct:
         at, start = server_time(info), scope.start if scope else 1
-        return Acknowledged(last=last, floor=last, at=at, limited=limited, no_consumer=True, start=start)
+        return Acknowledged(last=last, floor=last, at=at, configurations=configurations, no_consumer=True, start=start)
     if not states:
         at = server_time(info)
-        return Acknowledged(last=last, floor=last, at=at, acks_delete=acks_delete, limited=limited, gone=True)
+        return Acknowledged(
+            last=last, floor=last, at=at, acks_delete=acks_delete, configurations=configurations, gone=True
+        )
     position = Position.of(states)
     return Acknowledged(
         last=last,
@@ -309,7 +314,7 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
         waiting=position.pending + position.unacked,
         delivered=position.delivered,
         acks_delete=acks_delete,
-        limited=limited,
+        configurations=configurations,
     )
 
 
@@ -327,8 +332,12 @@ async def _compare_live(
     reported its progress? What does the sweep's leader report about them? Also returns the messages that were stored
     meanwhile, and advice about the missing ones.
     """
+    known = (*before.configurations, *list_configurations(recording.streams.get(config.stream)))
+    before = replace(before, configurations=known)
     if before.acks_delete:
-        before = replace(before, claimed=await read_claimed(store, config.stream))
+        look = partial(archive_picture, natty, config, store)
+        accountable = await read_accountable(store, config.stream, known, before.at, look)
+        before = replace(before, accountable=accountable)
     verdict = compare(held, await _read_report(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
         return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
@@ -370,8 +379,8 @@ async def _read_report(natty: Natty, config: CaptureConfig, before: Acknowledged
         | recording.find_deleted(config.stream).within(1, first - 1),
         delivered=before.delivered,
         acks_delete=before.acks_delete,
-        limited=before.limited or has_limits(list_configurations(recording.streams.get(config.stream))),
-        claimed=before.claimed,
+        limited=has_limits(before.configurations),
+        accountable=before.accountable,
         unwanted=Sequences.from_range(1, before.start - 1),
         no_consumer=before.no_consumer,
     )

@@ -24,9 +24,10 @@ class StreamReport:
     subjects, before its start); for `doubtful` ones that can't be determined any more. `delivered` is the highest
     sequence that was ever delivered to capture, if known. `awaited` are acknowledged, and nodes may still store them.
     `acks_delete`: the stream is a work queue, or has interest retention. `limited`: messages may have left it because
-    of a limit (age, number, size, a TTL). `claimed` is the sequence from which on the archive claims to hold every
-    message, if it is known. `no_consumer`: capture reads all that the archive does not hold, and `last` is the
-    stream's. Read `last` before the archive and the rest after it: see `verification.check`.
+    of a limit (age, number, size, a TTL). `accountable` is the sequence from which on the archive claims to hold every
+    message, and no limit can have removed one; None: there is none, or it is not known. `no_consumer`: capture reads
+    all that the archive does not hold, and `last` is the stream's. Read `last` before the archive and the rest after
+    it: see `verification.check`.
     """
 
     first: int
@@ -38,7 +39,7 @@ class StreamReport:
     awaited: Sequences = field(default_factory=Sequences)
     acks_delete: bool = False
     limited: bool = True
-    claimed: int | None = None
+    accountable: int | None = None
     no_consumer: bool = False
 
 
@@ -86,7 +87,7 @@ class Verdict:
     that is only in objects which do not keep messages whole.
     For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages.
     `unexplained` is the part of these that the archive claims to hold, and that no limit of the stream can have
-    removed. `limited`: limits may have removed the expired ones, and `acks_delete`: acknowledgements. `waiting`
+    removed. `limited`: limits may have removed the expired ones; `acks_delete`: acknowledgements may have. `waiting`
     are stored and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the
     gaps whose content can't be determined. If the archive is `unread`, all its sequences are unknown.
     """
@@ -151,9 +152,9 @@ class Verdict:
         return f"{', '.join(found)}; {self._judge()}"
 
     def _name_expired(self) -> str:
-        if self.limited:
-            return "expired in the stream"
-        return "removed from the stream" if self.acks_delete else "purged from the stream"
+        if self.acks_delete:
+            return "removed from the stream"
+        return "expired in the stream" if self.limited else "purged from the stream"
 
     def _judge(self) -> str:
         wrong = [f"{len(self.missing):,} MISSING ({self.missing.describe()})"] if self.missing else []
@@ -221,7 +222,6 @@ def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
     unaccounted = inside - deleted - ours
     unseen = expired & _find_unseen(held, stream)
     unproven = (deleted | expired) - unseen if stream.acks_delete else Sequences()
-    explained = stream.limited or stream.claimed is None
     remaining = unaccounted - stream.unwanted if stream.no_consumer else Sequences()
     return Verdict(
         **_shared_fields(held),
@@ -233,7 +233,7 @@ def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
         unwanted=unaccounted & stream.unwanted,
         unseen=unseen,
         unproven=unproven,
-        unexplained=Sequences() if explained else unproven.within(stream.claimed or 1, stream.last),
+        unexplained=unproven.within(stream.accountable or stream.last + 1, stream.last),
         unknown=(unaccounted & stream.doubtful) - stream.unwanted,
         beyond=held.stored - ever,
         limited=stream.limited,

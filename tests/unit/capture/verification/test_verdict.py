@@ -125,7 +125,7 @@ def test_what_is_deleted_by_its_ack_is_no_proof_of_anything():
 
 
 def test_what_no_limit_of_the_stream_explains_did_not_expire_and_is_not_well():
-    view = StreamReport(first=9, last=8, deleted=of(6), delivered=8, acks_delete=True, limited=False, claimed=3)
+    view = StreamReport(first=9, last=8, deleted=of(6), delivered=8, acks_delete=True, limited=False, accountable=3)
     verdict = compare(Holdings(stored=of(4, 5, 7, 8)), view)
     assert (list(verdict.unproven), list(verdict.unexplained)) == ([1, 2, 3, 6], [3, 6])
     assert verdict.sentence() == (
@@ -135,7 +135,7 @@ def test_what_no_limit_of_the_stream_explains_did_not_expire_and_is_not_well():
         " them, or they were purged or deleted"
     )
     assert Check(verdict=verdict, held=Holdings(), stream="S", store="").status == 1
-    for other in (replace(view, limited=True), replace(view, claimed=None), replace(view, acks_delete=False)):
+    for other in (replace(view, accountable=None), replace(view, acks_delete=False)):
         assert not compare(Holdings(stored=of(4, 5, 7, 8)), other).unexplained
     kept = compare(Holdings(stored=of(4)), replace(view, acks_delete=False)).sentence()
     assert "purged from the stream" in kept
