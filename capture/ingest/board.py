@@ -109,7 +109,8 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe_gaps(self) -> str:
         """Return how many sequences the archive does not hold, why, and how many messages it repeats; or ""."""
-        gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
+        gone = self.gaps - (self.missing or 0) - self.awaited
+        told = "left the stream (expired, deleted, or acknowledged by another client)"
         if self.missing is None:
             told += ", or have subjects that are not captured"
         which = f" ({self.gaps_are})" if gone == self.gaps else ""

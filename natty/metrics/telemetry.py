@@ -181,9 +181,9 @@ def serve(
     tokens: Iterable[str] = (),
     hosts: Iterable[str] = (),
 ) -> AbstractAsyncContextManager[int]:
-    """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:9100")`.
+    """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:8190")`.
 
-    ":9100" is every address, port 0 a free one; the block gets the port. `cert` and `key` are PEM files for TLS, read
+    ":8190" is every address, port 0 a free one; the block gets the port. `cert` and `key` are PEM files for TLS, read
     again after a change. With `tokens`, `/metrics` requires one, as a bearer token or a password. Without tokens, a
     loopback address answers to its own names and to `hosts`. ConfigError if the address is malformed or serving on it
     fails, if a file or token can't be used, or without aiohttp. Without prometheus-client, `/metrics` answers 501 and

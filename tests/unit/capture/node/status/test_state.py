@@ -93,8 +93,9 @@ def test_that_nobody_leads_comes_first():
 
 def test_gaps_and_overlaps_are_told_in_one_sentence():
     assert stream(gaps=3, gaps_are="1–3", overlaps=2).describe_gaps() == (
-        "S: 3 sequences that the archive does not hold were deleted in the stream, or expired there, or have subjects"
-        " that are not captured (1–3), 2 messages are stored more than once until the compaction"
+        "S: 3 sequences that the archive does not hold left the stream (expired, deleted, or acknowledged by another"
+        " client), or have subjects that are not captured (1–3), 2 messages are stored more than once until the"
+        " compaction"
     )
     assert stream().describe_gaps() == stream().describe_missing() == ""
 
