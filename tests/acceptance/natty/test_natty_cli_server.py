@@ -54,7 +54,7 @@ def test_a_server_for_development_serves_and_leaves_nothing_behind(shell, tmp_pa
     assert (made.status, json.loads(made.out)) == (0, [])
 
     command = next(line for line in lines if line.startswith("natty doctor"))
-    found = shell.finish(shell.execute([sys.executable, "-m", *shlex.split(command)]))
+    found = shell.finish(shell.execute([sys.executable, "-m", *command.split()], **given))
     assert (found.status, found.err) == (0, "")
     assert "required by us, in use" in found.out
 
