@@ -78,6 +78,7 @@ def test_a_folder_given_to_the_server_keeps_what_is_stored(shell, tmp_path):
         process.send_signal(signal.SIGINT)
         assert shell.finish(process).status == 0
     assert "kept" in done.out
+    assert (tmp_path / "kept" / ".gitignore").read_text() == "*\n"
     assert (tmp_path / "kept" / "server.log").read_text().count("Server Exiting") == 2  # it had time to write
 
 

@@ -1,6 +1,7 @@
 import contextlib
 import ssl
 import stat
+import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -110,6 +111,17 @@ def test_existing_certificates_are_replaced_only_by_force(ca, files):
     assert files.server_cert.read_bytes() == before
     assert ca.write(files.ca.parent, force=True) == files
     assert files.server_cert.read_bytes() != before
+
+
+def test_git_adds_nothing_of_a_folder_made_for_keys_and_an_existing_folder_is_left_alone(ca, tmp_path):
+    ca.write(tmp_path / "made")
+    assert (tmp_path / "made" / ".gitignore").read_text() == "*\n"
+    (tmp_path / "mine").mkdir()
+    ca.write(tmp_path / "mine")
+    assert not (tmp_path / "mine" / ".gitignore").exists()
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    status = ["git", "-C", tmp_path, "status", "--porcelain"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == "?? mine/\n"
 
 
 def test_a_folder_that_cant_be_made_is_named(ca, tmp_path):
