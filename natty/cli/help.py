@@ -59,15 +59,23 @@ def examples(text: str, path: str) -> list[str]:
 
 
 def fold(command: str, width: int) -> list[str]:
-    """Return a command line as lines of at most `width` characters, which a shell reads as one. Words stay whole."""
-    first, *words = shlex.split(command, posix=False)
-    lines = [first]
-    for word in words:
-        if len(f"{lines[-1]} {word} \\") > width:
-            lines[-1] += " \\"
-            lines.append(f"    {word}")
+    """Return a command line as lines of at most `width` characters, which a shell reads as one.
+
+    Words stay whole, and an option stays with its value.
+    """
+    parts: list[str] = []
+    for word in shlex.split(command, posix=False):
+        if parts and parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("-"):
+            parts[-1] += f" {word}"
         else:
-            lines[-1] += f" {word}"
+            parts.append(word)
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
     return lines
 
 

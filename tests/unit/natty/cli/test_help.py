@@ -72,8 +72,8 @@ def test_a_long_example_is_continued_as_a_shell_reads_it():
     command = "printf '%s|' --query 'SELECT a  FROM b' --config capture.toml --last"
     lines = fold(command, 30)
     assert lines == [
-        "printf '%s|' --query \\",
-        "    'SELECT a  FROM b' \\",
+        "printf '%s|' \\",
+        "    --query 'SELECT a  FROM b' \\",
         "    --config capture.toml \\",
         "    --last",
     ]
