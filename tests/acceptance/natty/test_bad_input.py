@@ -72,7 +72,7 @@ def test_a_servers_certificate_that_has_expired(shell, natty_ca, natty_tls, tmp_
     tls_files = dataclasses.replace(natty_tls, server_cert=cert, server_key=key)
     with NatsServer(tls_files=tls_files, folder=tmp_path / "nats") as server:
         said = told(shell.capture("run", *LAKE, "--server", server.url))
-    assert f"{server.url} has a certificate, or a CA, that has expired; renew it" in said
+    assert f"{server.url}: it has a certificate that has expired, or whose CA has expired; renew it" in said
 
 
 def test_a_key_of_another_certificate(shell, natty_ca, natty_tls, files):
