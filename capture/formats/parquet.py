@@ -24,6 +24,7 @@ from capture.formats.typed_columns import WHOLE, Typed, typed_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records
+from natty.config.units import write_count
 
 log = logging.getLogger("capture.writers.parquet")
 
@@ -109,7 +110,10 @@ class ParquetWriter(Unlayered):
 
     def _log_misfits(self, block: SealedBlock, typed: Typed) -> None:
         """Count values that do not fit, and log differences from the decoder's shape, each of them once."""
-        said = {name: f"{len(rows)} values do not fit {name}" for name, rows in typed.unfit.items()}
+        said = {
+            name: f"{write_count(len(rows), 'value', 'does', 'do')} not fit {name}"
+            for name, rows in typed.unfit.items()
+        }
         said |= {f"{name} {kind}": f"{name} is {kind} in this block" for name, kind in typed.widened.items()}
         said |= {f"new {name}": f"there is a new field {name}" for name in typed.unknown}
         with self._counting:  # several threads write blocks

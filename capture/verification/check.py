@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,7 @@ from capture.verification.objects import Progress, read_archive
 from capture.verification.recorded_stream import has_limits, list_configurations, read_accountable, read_recorded_report
 from capture.verification.verdict import Holdings, StreamReport, Verdict, compare
 from natty import Natty, StreamNotFoundError
+from natty.config.units import write_count, write_time
 from natty.streams import stream_state
 from natty.wire.servers import Version
 
@@ -82,15 +82,14 @@ class Check:
     def sentence(self) -> str:
         """Return the verdict for people."""
         said = [self.verdict.sentence()]
-        if self.verdict.remaining:
-            said.append(f"{len(self.verdict.remaining):,} messages of the stream are not captured yet")
+        if left := len(self.verdict.remaining):
+            said.append(f"{write_count(left, 'message')} of the stream {'is' if left == 1 else 'are'} not captured yet")
         if self.unacknowledged:
-            said.append(f"{self.unacknowledged:,} newer messages are not acknowledged yet")
+            said.append(f"{write_count(self.unacknowledged, 'newer message', 'is', 'are')} not acknowledged yet")
         if self.gone:
             said.append(f"the stream {self.stream} is gone")
         if self.recorded:
-            when = datetime.fromtimestamp(self.recorded, UTC)
-            said.append(f"compared with the recording of {when:%Y-%m-%d %H:%M:%S} UTC")
+            said.append(f"compared with the recording of {write_time(self.recorded)}")
         if not self.deep:
             said.append("checksums were not checked")
         if self.uncompared:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from capture.archive.sequences import Sequences
+from natty.config.units import write_count
 
 TOLD = 1000
 """The limit of runs of a set, and of sentences, in JSON; the rest is counted."""
@@ -125,7 +126,9 @@ class Verdict:
         """Return the verdict for people, in one sentence; problems come last."""
         if self.unread:
             which = (
-                f": {len(self.unknown):,} sequences are unchecked ({self.unknown.describe()})" if self.unknown else ""
+                f": {write_count(len(self.unknown), 'sequence', 'is', 'are')} unchecked ({self.unknown.describe()})"
+                if self.unknown
+                else ""
             )
             return f"the archive could not be read{which}; {self._judge()}"
         classes = (
@@ -162,8 +165,9 @@ class Verdict:
         wrong += list_some(self.problems)
         if self.awaited:
             wrong.append(
-                f"{len(self.awaited):,} acknowledged messages are not stored yet ({self.awaited.describe()}), and nodes"
-                " may hold them: the sweep stores those that no node has stored within ack_wait, check again then"
+                f"{write_count(len(self.awaited), 'acknowledged message', 'is', 'are')} not stored yet"
+                f" ({self.awaited.describe()}), and nodes may hold them: the sweep stores those that no node has"
+                " stored within ack_wait, check again then"
             )
         if self.unexplained:
             wrong.append(

@@ -234,7 +234,7 @@ def test_each_thing_is_told_once_and_what_does_not_fit_is_counted_on(caplog: pyt
     for payload in (b'{"delay":"late","gate":1}', b'{"delay":"late","gate":1}', b'{"delay":"late","belt":1}'):
         wanted.write(block(payload))
     told = [record.getMessage().partition("'EWR': ")[2].partition(";")[0] for record in caplog.records]
-    assert told == ["1 values do not fit delay, there is a new field gate", "there is a new field belt"]
+    assert told == ["1 value does not fit delay, there is a new field gate", "there is a new field belt"]
     assert wanted.unfit == Counter(delay=3)
 
 

@@ -88,7 +88,14 @@ def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody(
 
 
 def test_that_nobody_leads_comes_first():
-    assert view(ago=99.0).troubles(leader="")[0] == "the sweep has no leader: stored blocks are not adopted"
+    said = view(ago=99.0, nodes=[1.0]).troubles(leader="")
+    assert said[0] == "the sweep has no leader: stored blocks are not adopted"
+
+
+@pytest.mark.parametrize("nodes", [[], [99.0]])
+def test_that_no_node_runs_is_said_with_what_to_do(nodes):
+    said = view(nodes=nodes).troubles(leader="")[0]
+    assert said == "no node is running: start one with `capture run`, it adopts the stored blocks"
 
 
 def test_gaps_and_overlaps_are_told_in_one_sentence():
