@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Self
+
+import msgspec
 
 MOST_SAID = 20  # sentences of each kind
 SENTENCES = "sentences"  # the runbook's table of sentences
 
 
-class Trouble(str):
-    """A sentence about a problem. `entry` is the anchor of its entry in docs/runbook.md."""
+class Trouble(msgspec.Struct, frozen=True):
+    """A sentence about a problem, and the anchor of its entry in docs/runbook.md."""
 
-    __slots__ = ("entry",)
-    entry: str
-
-    def __new__(cls, text: str, entry: str = SENTENCES) -> Self:
-        """Make the sentence `text`."""
-        made = super().__new__(cls, text)
-        made.entry = entry
-        return made
-
-    def __repr__(self) -> str:
-        return f"Trouble({str(self)!r}, {self.entry!r})"
+    text: str
+    entry: str = SENTENCES
 
 
 def few(sentences: Iterable[str], entry: str = SENTENCES) -> list[Trouble]:

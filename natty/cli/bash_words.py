@@ -25,7 +25,7 @@ def rejoin_words(environment: MutableMapping[str, str] = os.environ) -> Iterator
         return
     words, current = join(environment["COMP_WORDS"].split("\n"), int(environment["COMP_CWORD"]))
     kept = keep(environment["COMP_WORDS"].split("\n"), words, current)
-    environment |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(current)}
+    environment.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(current))
     said = StringIO()
     try:
         with redirect_stdout(said):
