@@ -202,7 +202,7 @@ def test_a_browser_shows_the_hour_what_is_old_in_grey_and_links_to_the_runbook(s
         for expected in (
             "age of the oldest message not captured",
             "what the acks of ORDERS wait for",
-            "in no block of",
+            "node-1 has an earlier version, which does not report what it has",
         ):
             assert expected in seen["text"]
         assert "docs/runbook.md" not in seen["text"]
