@@ -17,6 +17,15 @@ class Trouble(msgspec.Struct, frozen=True):
     entry: str = SENTENCES
 
 
+NO_LEADER = Trouble("the sweep has no leader: stored blocks are not adopted", "capturenosweepleader")
+NEVER_SWEPT = Trouble("the archive was never swept", "capturenosweepleader")
+
+
+def late_sweep(ago: float, every: float) -> Trouble:
+    """Return the problem that the last sweep was `ago` seconds ago, and there should be one each `every` seconds."""
+    return Trouble(f"the last sweep was {ago:.0f} s ago (expected every {every:g} s)", "capturesweepold")
+
+
 def few(sentences: Iterable[str], entry: str = SENTENCES) -> list[Trouble]:
     """Return the first MOST_SAID sentences, and one with the number of the others."""
     found = [Trouble(one, entry) for one in sentences]

@@ -190,11 +190,10 @@ async def _look(view: PipelineView, pipeline: Pipeline) -> PipelineState:
     facts = await view.outline(pipeline)
     times = [await view.find_oldest(one.name, one.new) for one in facts.inputs if one.new]
     found = summarise(facts, pipeline, min(filter(None, times), default=None))
-    is_scheduled = not pipeline.follows and found.state not in UNSCHEDULED
+    if pipeline.follows or found.state in UNSCHEDULED:
+        return found
     runs = facts.table.runs if facts.table else []
-    return (
-        msgspec.structs.replace(found, next=find_next(pipeline.times(), runs, time.time())) if is_scheduled else found
-    )
+    return msgspec.structs.replace(found, next=find_next(pipeline.times(), runs, time.time()))
 
 
 def summarise(facts: PipelineFacts, pipeline: Pipeline, waiting_since: float | None = None) -> PipelineState:
