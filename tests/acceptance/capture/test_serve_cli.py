@@ -14,6 +14,7 @@ from patient import PATIENCE
 from pipeline_tables import PipelineTables, file, table
 from secret import write_secret
 
+from capture.archive.iceberg_state import CompactionRun, CompactionState
 from capture.archive.identity import claim
 from capture.config.load import load
 from capture.ingest.board import Board, StreamState
@@ -33,12 +34,13 @@ def archive(natty_name, served):
     return name
 
 
-def publish(served, archive, **changed):
+def publish(served, archive, runs=(), **changed):
     state = msgspec.structs.replace(STATE, archive=archive, streams=[TRAFFIC], **changed)
 
     async def work(natty):
         await Board(natty, archive).publish(state)
-        await Board(natty, archive).announce(NODE)
+        compaction = CompactionState(runs=list(runs))
+        await Board(natty, archive).announce(msgspec.structs.replace(NODE, compaction=compaction))
 
     served(work)
 
@@ -116,11 +118,17 @@ def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_
             "4,321",
             "6129484611666145821",  # the table's snapshot
             "lake.orders",  # the entry in the user's catalog
+            "last runs of the compaction\nnone since its leader was elected",
+            "next check of the compaction\none is running",
         ):
             assert expected in seen["text"]
-        publish(served, archive, rows=1_234_567)
+        runs = [CompactionRun(began=1_790_000_000.0 + at, seconds=2.5, inputs=12, rows=340 + at) for at in range(7)]
+        publish(served, archive, runs=runs, rows=1_234_567)
         seen = browser(until="1,234,567 in 6 files", picture=str(tmp_path / "page.png"))
         assert not seen["wider"]
+        shown = [run.rows for run in runs if f"\t12\t0\t{run.rows}\tdone" in seen["text"]]
+        assert shown == [342, 343, 344, 345, 346]  # a node of an earlier version reports more
+        assert "none since its leader was elected" not in seen["text"]
         seen = browser(open=page, width=390, until="1,234,567 in 6 files")
         assert not seen["wider"]  # on a telephone nothing is beyond the edge
         assert seen["complaints"] == []
