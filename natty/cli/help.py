@@ -23,7 +23,7 @@ class ExampleCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage after the command's name."""
-        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument" and not one.hidden]
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
         names = [placeholder(one) if one.required else f"[{placeholder(one)}]" for one in arguments]
         return [*super().collect_usage_pieces(ctx)[:1], *names]
 
