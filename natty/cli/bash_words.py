@@ -15,12 +15,12 @@ _KEPT = re.compile("(.*[:=])?([^:=]*(?=@))?", re.DOTALL)
 
 
 @contextmanager
-def rejoin_words(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """While the body completes a word for bash, let it see whole words, and print of each answer what bash inserts.
+def rejoin_words(program: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """If the body completes a word for bash, let it see whole words, and print of each answer what bash inserts.
 
     bash does not say which words stand side by side. `a = b` is taken for `a=b`, which no command needs.
     """
-    if "COMP_WORDS" not in environment:
+    if environment.get(f"_{program.upper()}_COMPLETE") != "complete_bash":
         yield
         return
     words, current = join(environment["COMP_WORDS"].split("\n"), int(environment["COMP_CWORD"]))
