@@ -17,6 +17,7 @@ KINDS = {
     "object": "a table",
     "null": "nothing",
 }
+WHOLE_NUMBER = "a whole number"
 BOUNDS = {">": "above", ">=": "of at least", "<": "below", "<=": "of at most"}
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?", re.DOTALL)
@@ -199,6 +200,8 @@ def mistake(error: msgspec.ValidationError, among: Sequence[str] = ()) -> str:
         return f"there is no setting `{found[1]}`" + (f" in [{place}]" if place else "")
     if found := _MISSING.fullmatch(what):
         return f"`{found[1]}` is missing" + (f" in [{place}]" if place else "")
+    if WHOLE_NUMBER in among and (_KIND.fullmatch(what) or what.startswith("Invalid enum value")):
+        return f"`{place}` must be {' or '.join(among)}"
     if found := _KIND.fullmatch(what):
         return f"`{place}` must be {_kinds(found[1])}, not {_kinds(found[2])}"
     if found := _BOUND.fullmatch(what):
@@ -212,14 +215,18 @@ def mistake(error: msgspec.ValidationError, among: Sequence[str] = ()) -> str:
 
 
 def choices(struct: type[msgspec.Struct], place: Sequence[str]) -> tuple[str, ...]:
-    """Return the allowed values of a setting, found by its tables and its name; () if it has no fixed set."""
+    """Return the allowed values of a setting, found by its tables and its name; () if it has no fixed set.
+
+    The first one is WHOLE_NUMBER if it may be a number, too.
+    """
     kind: Any = struct
     for name in place:
         is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
         kind = get_type_hints(kind).get(name) if is_struct else _of_table(kind)
     kind = _of_table(kind) or kind
+    numbers = (WHOLE_NUMBER,) if int in get_args(kind) else ()
     kind = next((one for one in get_args(kind) if get_origin(one) is Literal), kind)  # Literal[…] | None
-    return get_args(kind) if get_origin(kind) is Literal else ()
+    return (*numbers, *get_args(kind)) if get_origin(kind) is Literal else ()
 
 
 def _of_table(kind: Any) -> Any:

@@ -15,7 +15,7 @@ from capture.cli import examples as capture_examples
 from capture.cli.app import make_app as make_capture_app
 from natty.cli import examples as natty_examples
 from natty.cli.app import make_app as make_natty_app
-from natty.cli.help import CONNECTION, examples
+from natty.cli.help import CONNECTION, examples, placeholder
 
 APPS = {"natty": make_natty_app, "capture": make_capture_app}
 EXAMPLES = {"natty": natty_examples.EXAMPLES, "capture": capture_examples.EXAMPLES}
@@ -133,7 +133,7 @@ def _described(command: Any, path: str) -> Iterator[str]:
         yield from ("| argument or option | |", "|---|---|")
     for one in shown:
         is_option = one.param_type_name == "option"
-        names = ", ".join([*one.opts, *one.secondary_opts]) if is_option else str(one.metavar or one.name).strip("{}[]")
+        names = ", ".join([*one.opts, *one.secondary_opts]) if is_option else placeholder(one)
         yield f"| `{names}` | {_cell(one, is_option)} |"
 
 

@@ -146,7 +146,7 @@ class CompactionRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompactionState(msgspec.Struct, frozen=True, kw_only=True):
-    """The reported runs of the compaction since its leader was elected, the newest at the end; 20 at most.
+    """The reported runs of the compaction since its leader was elected, the newest at the end; 5 at most.
 
     It checks again at `next` what is to merge (Unix seconds; None: a run goes on). A run that found nothing is not
     among the runs.

@@ -25,12 +25,12 @@ def streams(context: typer.Context, incomplete: str) -> list[str]:
         known = list(config.streams) or ([config.stream] if config.stream else [])
         return known or connect.call(config.nats, lambda natty: stream_names(natty.jetstream))
 
-    return find(names, incomplete)
+    return find(names)
 
 
 def pipelines(context: typer.Context, incomplete: str) -> list[str]:
     """Return the pipelines of the configuration; an empty list if it can't be read."""
-    return find(lambda: [one.name for one in _load(context).pipeline], incomplete)
+    return find(lambda: [one.name for one in _load(context).pipeline])
 
 
 def _load(context: typer.Context) -> CaptureConfig:

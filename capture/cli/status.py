@@ -144,10 +144,8 @@ def _data(found: Found) -> Any:
     data = found.archive.as_dict()
     if found.pipelines is None:
         return data
-    troubles = [*data["troubles"], *map(str, found.pipeline_troubles)]
-    entries = [*data["entries"], *(one.entry for one in found.pipeline_troubles)]
-    pipelines = found.pipelines.as_dict()
-    return data | {"ok": not troubles, "troubles": troubles, "entries": entries, "pipelines": pipelines}
+    troubles = [*data["troubles"], *msgspec.to_builtins(found.pipeline_troubles)]
+    return data | {"ok": not troubles, "troubles": troubles, "pipelines": found.pipelines.as_dict()}
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
@@ -172,7 +170,7 @@ def page(status: Status, pipelines: PipelinesStatus | None = None, *, whole: boo
     parts += ["", _nodes(status.board.nodes)]
     parts += ["", *_show_pipelines(pipelines)] if pipelines else []
     troubles = [*status.troubles, *(pipelines.list_troubles(status.troubles) if pipelines else ())]
-    parts += [Text(printable(f"• {trouble}"), style="red") for trouble in troubles]
+    parts += [Text(printable(f"• {trouble.text}"), style="red") for trouble in troubles]
     parts.append(Text("something is wrong" if troubles else "all is well", style="red" if troubles else "green"))
     return Group(*parts)
 

@@ -13,7 +13,16 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from capture.archive.iceberg_state import CatalogState, CompactionState, FreshState, TableState
-from capture.ingest.board_trouble import SENTENCES, Trouble, disagreement, few
+from capture.ingest.board_trouble import (
+    NEVER_SWEPT,
+    NO_LEADER,
+    NO_NODE,
+    SENTENCES,
+    Trouble,
+    disagreement,
+    few,
+    late_sweep,
+)
 from capture.ingest.keys import quote_name
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time, write_count
@@ -245,17 +254,13 @@ class BoardState:
 
     def troubles(self, *, leader: str) -> list[Trouble]:
         """Return each problem. `leader` is the sweep's leader by the election, "" if there is none."""
-        unled = "the sweep has no leader: stored blocks are not adopted"
-        if not self.is_attended:
-            unled = "no node is running: start one with `capture run`, it adopts the stored blocks"
-        found = [] if leader else [Trouble(unled, "capturenosweepleader")]
+        found = [] if leader else [NO_LEADER if self.is_attended else NO_NODE]
         found += few(self.unreadable)
         state = self.state
         if state is None:
-            return [*found, Trouble("the archive was never swept", "capturenosweepleader")]
+            return [*found, NEVER_SWEPT]
         if self.is_late:
-            late = f"the last sweep was {self.ago:.0f} s ago (expected every {state.every:g} s)"
-            found.append(Trouble(late, "capturesweepold"))
+            found.append(late_sweep(self.ago, state.every))
         missing = filter(None, (one.describe_missing() for one in state.streams))
         found += [Trouble(one, "capturemessagesmissing") for one in missing]
         found += few(f"{path} is named by an entry and missing" for path in state.dangling)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Self
+
+import msgspec
 
 MOST_SAID = 20  # sentences of each kind
 SENTENCES = "sentences"  # the runbook's table of sentences
 
 
-class Trouble(str):
-    """A sentence about a problem. `entry` is the anchor of its entry in docs/runbook.md."""
+class Trouble(msgspec.Struct, frozen=True):
+    """A sentence about a problem, and the anchor of its entry in docs/runbook.md."""
 
-    __slots__ = ("entry",)
-    entry: str
+    text: str
+    entry: str = SENTENCES
 
-    def __new__(cls, text: str, entry: str = SENTENCES) -> Self:
-        """Make the sentence `text`."""
-        made = super().__new__(cls, text)
-        made.entry = entry
-        return made
 
-    def __repr__(self) -> str:
-        return f"Trouble({str(self)!r}, {self.entry!r})"
+NO_LEADER = Trouble("the sweep has no leader: stored blocks are not adopted", "capturenosweepleader")
+NO_NODE = Trouble(
+    "no node is running: start one with `capture run`, it adopts the stored blocks", "capturenosweepleader"
+)
+NEVER_SWEPT = Trouble("the archive was never swept", "capturenosweepleader")
+
+
+def late_sweep(ago: float, every: float) -> Trouble:
+    """Return the problem that the last sweep was `ago` seconds ago, and there should be one each `every` seconds."""
+    return Trouble(f"the last sweep was {ago:.0f} s ago (expected every {every:g} s)", "capturesweepold")
 
 
 def few(sentences: Iterable[str], entry: str = SENTENCES) -> list[Trouble]:

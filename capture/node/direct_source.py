@@ -122,6 +122,7 @@ class DirectSource:
         seal: Callable[[], None],
     ) -> None:
         self.read = 0
+        self.trouble = ""  # why nothing is read at the moment
         self._natty, self._stream, self._position, self._reach, self._seal = natty, stream, position, reach, seal
         self._name = secrets.token_hex(6)
         self._roster = Roster(natty.jetstream, roster, self._name, TTL)
@@ -213,8 +214,7 @@ class DirectSource:
                 raise
             except Mirrored:
                 text = f"a mirror of stream {self._stream.name} answers direct gets, and may hold less than the stream"
-                self._repeated.warning(text, f"{text}: set mirror_direct of the mirror to false")
-                await wait_until_set(self._stop, RETRY)
+                await self._rest(text, f"{text}: set mirror_direct of the mirror to false")
             except Unsuitable as error:
                 raise ConfigError(
                     f"stream {self._stream.name} can't be read by direct gets any more: {error}"
@@ -223,8 +223,13 @@ class DirectSource:
                 if isinstance(error, _Final):
                     raise
                 text = f"can't read what remains of stream {self._stream.name}"
-                self._repeated.warning(f"{text} ({type(error).__name__})", f"{text}, trying again: {error}")
-                await wait_until_set(self._stop, RETRY)
+                await self._rest(f"{text} ({type(error).__name__})", f"{text}, trying again: {error}")
+
+    async def _rest(self, state: str, trouble: str) -> None:
+        """Report a failure until something is read again, and wait for a moment."""
+        self.trouble = trouble
+        self._repeated.warning(state, trouble)
+        await wait_until_set(self._stop, RETRY)
 
     async def _take_over(self) -> None:
         """Wait for a share. At a change, store what was read, and leave the other nodes time for the same."""
@@ -308,6 +313,7 @@ class DirectSource:
                 await self._hand_over(batch if wanted is None else select_wanted(batch, wanted))
                 if self._stop.is_set() or self._wanted != self._share:
                     return position
+        self.trouble = ""
         return last + 1 if direct.complete else position
 
     async def _hand_over(self, batch: Batch) -> None:

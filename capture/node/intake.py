@@ -31,6 +31,7 @@ class Intake:
         self._is_direct = config.is_direct or reach is not None
         self._durables: list[Durable] = []
         self._stream: StreamFacts | None = None  # that is read by direct gets
+        self._direct: DirectSource | None = None
 
     def __repr__(self) -> str:
         return f"Intake({self._config.stream}, {self.describe()})"
@@ -39,6 +40,11 @@ class Intake:
     def ends(self) -> bool:
         """Whether there is an end to what is read."""
         return self._reach is not None and self._reach.ends
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is read by direct gets at the moment; "" if it is. What consumers bring, the server reports."""
+        return self._direct.trouble if self._direct else ""
 
     async def prepare(self, natty: Natty) -> None:
         """Claim the store, and create the consumers that are missing. Idempotent.
@@ -66,7 +72,8 @@ class Intake:
             reach = self._reach
             named = f"{reach.first}-{reach.last}" if reach.ends else ""
             key = direct_roster_key(config.stream, config.name, named)
-            return DirectSource(natty, self._stream, position, reach, roster=key, seal=self._seal)
+            self._direct = DirectSource(natty, self._stream, position, reach, roster=key, seal=self._seal)
+            return self._direct
         if not config.group:
             together = config.ack == TOGETHER
             return Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=together)

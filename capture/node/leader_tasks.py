@@ -50,7 +50,8 @@ RETRY = 300.0  # seconds after which a failed compaction is tried again, unless 
 SWEPT_WITHIN = 1.0  # seconds between two checks whether the sweep's leader has made a manifest
 SWEEPING, RECORDS, COMPACTS = "sweep", "recording of what a restore needs", "compaction"
 """The names of the tasks in messages about failures."""
-SHOWN = 20  # paths of each kind, and runs of the compaction, that are published
+SHOWN = 20  # paths of each kind that are published
+RUNS = 5  # runs of the compaction that are published: the status page shows them
 LONGEST_ERROR = 1000  # characters of a published run's error
 
 
@@ -126,6 +127,7 @@ class Duty:
                     run = self.compact_once(leading, engine, fresh.schedule(slots))
                     done = await self._attempt(COMPACTS, run)
                 except NotSweptError:
+                    self._note_compaction(pause=SWEPT_WITHIN)
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
                 if done is None or not done.groups:  # otherwise the slot may have more
@@ -153,7 +155,7 @@ class Duty:
     def _note_compaction(self, run: CompactionRun | None = None, pause: float = 0.0) -> None:
         """Note a run, if there was one, and that the next check is after `pause` seconds; 0: it begins now."""
         runs = [*(self.compaction.runs if self.compaction else ()), *([run] if run else ())]
-        self.compaction = CompactionState(runs=runs[-SHOWN:], next=self.clock() + pause if pause else None)
+        self.compaction = CompactionState(runs=runs[-RUNS:], next=self.clock() + pause if pause else None)
 
     def lead_compaction(self, term: Term) -> TableLeading:
         """Return what the leader of the compaction works with during this term."""

@@ -198,7 +198,7 @@ class Node:
             troubles=[
                 text[:LONGEST_TROUBLE]
                 for text in (
-                    *filter(None, [self.store_trouble]),
+                    *filter(None, [self.store_trouble, self._intake.trouble]),
                     *(self._duty.failing.values() if self._duty else ()),
                     *(self.keeper.failing.values() if self.keeper else ()),
                     *self.beside.values(),

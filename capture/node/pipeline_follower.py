@@ -26,11 +26,12 @@ from capture.errors import CaptureError, FencedError, PipelineError
 from capture.ingest.source import stream_info
 from capture.node.pipeline_inputs import PipelineInputs, choose_schema
 from capture.node.pipeline_requests import Request
-from capture.node.pipeline_runner import PipelineRunner, Troubles, explain_change, time_to_retry
+from capture.node.pipeline_runner import PipelineRunner, Troubles, explain_change
 from capture.pipelines.commits import Change
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import INFER, Batch, Following, Held, Input, StreamDeriver
 from capture.pipelines.document import STREAM, PipelineTable
+from capture.pipelines.due import time_to_retry
 from capture.pipelines.run import Gathered, Method
 from capture.reading.live import check_same
 from capture.reading.stream_range import StreamFacts

@@ -24,12 +24,13 @@ from capture.node.exposure import LoadedExposure
 from capture.node.pipeline_follower import Followers
 from capture.node.pipeline_inputs import PipelineInputs
 from capture.node.pipeline_requests import Request, read_requests
-from capture.node.pipeline_runner import FAST, PipelineRunner, Troubles, explain_change, time_to_retry
+from capture.node.pipeline_runner import PipelineRunner, Troubles, explain_change
 from capture.node.user_catalog import CatalogKeeper, UserCatalog
 from capture.pipelines.commits import Change, PipelineLeading
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.derivation import Deriver, StreamDeriver
 from capture.pipelines.document import FOLDER, Pipelines, PipelineTable
+from capture.pipelines.due import is_due, time_to_retry
 from capture.pipelines.run import order_by_age
 from capture.spark import SparkDriver, unavailable
 from capture.spark.connection_options import write_options
@@ -248,9 +249,4 @@ class PipelineKeeper:
         if table.number and table.definition != pipeline.definition:
             troubles.note(pipeline.name, explain_change(pipeline.name))
             return False
-        now, runs = self.clock(), table.runs
-        times = [self._looked.get(pipeline.name, 0.0), *(one.began for one in runs[-1:])]
-        began = max((one for one in times if one <= now + FAST), default=0.0)  # others are of a clock that was wrong
-        if began and began >= pipeline.times().last(now):
-            return False
-        return not time_to_retry(runs, now)
+        return is_due(pipeline.times(), table.runs, self.clock(), self._looked.get(pipeline.name, 0.0))

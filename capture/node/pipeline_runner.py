@@ -27,12 +27,8 @@ from capture.stores.own_store import opening_url
 from natty import LeadershipLostError, NattyError
 from natty.config.units import write_count
 
-RETRY, LONGEST_RETRY = 30.0, 3600.0
-"""Seconds after a failed run until the next one; they double with each further failure."""
 PACK_LEAST = 2.0, 1.0
 """Seconds for which small files are merged after a run, and after a batch, at the least."""
-FAST = 60.0
-"""Seconds by which the clock of the last leader may have been ahead; a run that began later does not delay the next."""
 
 Gather = Callable[[Method, PipelineTable, bool], Awaitable[Gathered]]
 """Returns what a run reads of what is new, or of everything if the last argument is true."""
@@ -250,19 +246,6 @@ class PipelineRunner:
             raise
         except (CaptureError, NattyError) as error:
             log.warning("the failed run is not recorded: %s", error, extra={"action": "pipeline_failed"})
-
-
-def time_to_retry(runs: Sequence[Run], now: float) -> float:
-    """Return the seconds until a pipeline may run again after failed runs; 0 if the last one did not fail. Pure."""
-    failures = 0
-    for one in reversed(runs):
-        if not one.error:
-            break
-        failures += 1
-    if not failures:
-        return 0.0
-    ended, wait = runs[-1].ended, min(LONGEST_RETRY, RETRY * 2 ** min(failures - 1, 20))
-    return ended + wait - now if ended - FAST <= now < ended + wait else 0.0
 
 
 def _explain(name: str, error: Exception) -> str:

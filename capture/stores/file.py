@@ -287,23 +287,23 @@ class FileStore:
         except (FileNotFoundError, IsADirectoryError) as error:
             if not action.startswith("reading"):
                 raise StoreUnreadableError(
-                    f"the store {self.root} can't be used: {action} failed: {error.strerror}; check that folders can "
-                    f"be made there"
+                    f"the store {self.root} can't be used: {error.strerror}; check that folders can be made there "
+                    f"(while {action})"
                 ) from error
             raise  # the caller raises NotStoredError
         except OSError as error:
             if error.errno in FULL:
                 raise StoreFullError(
-                    f"{action} failed, {self.root} is full ({error.strerror}; {_free_bytes(self.root):,} bytes free): "
-                    f"free space there"
+                    f"{self.root} is full ({error.strerror}; {_free_bytes(self.root):,} bytes free): free space there "
+                    f"(while {action})"
                 ) from error
             if error.errno in UNREADABLE:
                 raise StoreUnreadableError(
-                    f"the store {self.root} can't be used: {action} failed, {error.filename or self.root}: "
-                    f"{error.strerror}; check that the store is a folder, mounted, and that this user has the "
-                    f"permissions to read and write it"
+                    f"the store {self.root} can't be used: {error.filename or self.root}: {error.strerror}; check that "
+                    f"the store is a folder, mounted, and that this user has the permissions to read and write it "
+                    f"(while {action})"
                 ) from error
-            raise StoreError(f"{action} in {self.root} failed: {error.strerror or error}") from error
+            raise StoreError(f"{self.root}: {error.strerror or error} (while {action})") from error
 
 
 def _write_and_sync(part: Path, data: bytes | Path, *, private: bool) -> None:

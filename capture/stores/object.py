@@ -157,7 +157,9 @@ class ObjectStore:
 
     async def _create(self, path: str, content: bytes) -> None:
         mark, refused = uuid4().hex, False
-        action = "the first write" if path.startswith(f"{SCRATCH}/") else f"writing {path}"  # a trial has a random name
+        action = (
+            "writing a trial object" if path.startswith(f"{SCRATCH}/") else f"writing {path}"
+        )  # a trial has a random name
         async with self._translate_errors(action, len(content)):
             try:
                 await obstore.put_async(

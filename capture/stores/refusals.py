@@ -38,10 +38,15 @@ def answer(error: BaseException) -> Answer:
 
 
 def refusal(error: BaseException, action: str, address: Address) -> StoreError:
-    """Return an error that says why `action` ("writing a/b") failed and what to do. It shows no secret."""
+    """Return an error that says what is wrong, what to do, and what was done ("writing a/b"). It shows no secret."""
+    found = _explain(error, address)
+    return type(found)(f"{found} (while {action})")
+
+
+def _explain(error: BaseException, address: Address) -> StoreError:
     status, code = answer(error)
     codes = f"{status} {code}".strip()
-    where, text = f"{action} failed, {address.url}", str(error)
+    where, text = address.url, str(error)
     what, credentials = SCHEMES[address.scheme], CREDENTIALS[address.scheme]
     if _METADATA_SERVICE.search(text):  # the driver's last attempt to find credentials
         return StoreUnreadableError(f"{where}: no credentials were found: set {credentials}")

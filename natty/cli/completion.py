@@ -32,21 +32,22 @@ def complete(ask: Ask) -> Callable[[typer.Context, str], list[str]]:
     """
 
     def names(context: typer.Context, incomplete: str) -> list[str]:
-        return find(lambda: connect.call(connect.given(context.params), lambda natty: ask(natty, context)), incomplete)
+        return find(lambda: connect.call(connect.given(context.params), lambda natty: ask(natty, context)))
 
     return names
 
 
-def find(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
-    """Return the PLAIN names that begin with a word; none if that fails. If it takes too long, the process ends.
+def find(names: Callable[[], Iterable[str]]) -> list[str]:
+    """Return the PLAIN names; none if that fails. If it takes too long, the process ends.
 
     A process that completes a word does nothing else, and could otherwise wait for a thread that resolves an address.
+    Typer offers those that begin with the word.
     """
     with redirect_stderr(StringIO()), suppress(Exception):
         signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
         signal.setitimer(signal.ITIMER_REAL, ANSWER_WITHIN)
         try:
-            return [name for name in names() if name.startswith(incomplete) and PLAIN.fullmatch(name)]
+            return [name for name in names() if PLAIN.fullmatch(name)]
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     return []

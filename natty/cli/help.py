@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib import import_module
 from typing import Any
@@ -13,17 +14,27 @@ CONNECTION = "Connection options"
 """The heading (`rich_help_panel`) of the options that all commands with a connection share."""
 WHOLE = 10**6  # characters of a summary
 LONGEST_LINE = 76  # characters of an example, with its indent
+_LIST = re.compile(r"<list\[(.*)\]>")
 
 
 class ExampleCommand(TyperCommand):
-    """A command whose help has the connection's options under a heading of their own, and examples at its end."""
+    """A command whose help has the connection's options under a heading of their own, and examples at its end.
+
+    The usage has arguments as manual pages have them: NAME, [BODY], KEY...
+    """
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage after the command's name."""
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        names = [placeholder(one) if one.required else f"[{placeholder(one)}]" for one in arguments]
+        return [*super().collect_usage_pieces(ctx)[:1], *names]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options, and the options of the connection."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], CONNECTION: []}
         for parameter in self.get_params(ctx):
             if row := parameter.get_help_record(ctx):
-                sections[_heading(parameter)].append(row)
+                sections[_heading(parameter)].append((_label(parameter, row[0]), row[1]))
         for heading, rows in sections.items():
             if rows:
                 with formatter.section(heading):
@@ -88,6 +99,23 @@ def show_examples(app: typer.Typer) -> None:
         if group.typer_instance is not None:
             group.cls = SummaryGroup
             show_examples(group.typer_instance)
+
+
+def placeholder(argument: Any) -> str:
+    """Return an argument's name for people: `[KEY]...` and `key` are KEY..., or KEY if there can be one only."""
+    name = str(argument.metavar or argument.name.replace("_", "-").upper()).removesuffix("...")
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    return f"{name}..." if argument.nargs == -1 else name
+
+
+def _label(parameter: Any, label: str) -> str:
+    """Return what stands before a parameter's help: of a list, the type of its items."""
+    label = _LIST.sub(r"<\1>", label)
+    if parameter.param_type_name != "argument":
+        return label
+    _, bracket, kind = label.partition(" <")
+    return f"{placeholder(parameter)}{bracket}{kind}"
 
 
 def _heading(parameter: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from natty.cli.bash_words import rejoin_words
 from natty.cli.early_signals import VALUED
 from natty.cli.interrupts import Interrupts, handlers_restored
 from natty.cli.terminal import json_text, printable
@@ -38,7 +39,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
             stream.reconfigure(errors="backslashreplace")  # so that no name in the data makes `print` fail
     interrupts = Interrupts()
     try:
-        with interrupts.handle():
+        with rejoin_words(name), interrupts.handle():
             status = app(log_first(sys.argv[1:]), prog_name=name, standalone_mode=False)
     except errors as error:
         return _say(name, str(error))

@@ -32,8 +32,7 @@ logger = logging.getLogger("natty.pull")
 
 SHARES = 3  # requests that overlap, so that the server can serve one while the next is being sent
 RECENT = 8  # batches over which the typical size of a message is averaged
-RETRY_DELAY = 0.1  # seconds before the next request if the server did not answer; doubles up to the next line
-RETRY_DELAY_MAX = 1.0
+RETRY_DELAY, RETRY_DELAY_MAX = 0.1, 1.0  # seconds until the next request if the server did not answer; they double
 LOOK_TIMEOUT = 2.0  # seconds that the server has to answer CONSUMER.INFO
 GONE_AFTER = 1.0  # seconds that other clients have to create a deleted consumer again
 DRAIN_TIMEOUT = 1.0  # seconds to wait for requested messages when no more are wanted
@@ -522,17 +521,19 @@ class Pull:
         elif pin and status.is_pin_refused:  # send new requests without the id, which is not ours any more
             pin.forget()
             self.renew()
-        elif pin and status.messages is None:
-            pin.on_refused()
         elif status.messages is not None:
             self._credit.end_request(status.messages, status.size_bytes, too_small=status.is_too_large)
             self._hear()
             self._ask()
-        elif self._retry_at != math.inf:
-            if status.code != 503:
-                logger.warning("%s: the server ended a request: %d %s", self._name, status.code, status.text)
-            self._retry_at = math.inf
-            self._changed.set()
+        elif pin or self._retry_at != math.inf:
+            if status.code != 503 and not self._stopping:
+                level = logging.INFO if pin else logging.WARNING  # a group that changes deletes consumers
+                logger.log(level, "%s: the server ended a request: %d %s", self._name, status.code, status.text)
+            if pin:
+                pin.on_refused()
+            else:
+                self._retry_at = math.inf
+                self._changed.set()
 
     async def _look_at_consumer(self) -> None:
         """Find out why requests are refused (a missing consumer, lower limits), then try again after a pause."""

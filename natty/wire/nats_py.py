@@ -267,12 +267,24 @@ def connect_options(config: Config, url: str) -> dict[str, Any]:
 
 def _check_login(config: Config) -> None:
     for kind, path in (("credentials file", config.creds), ("nkey file", config.nkey)):
-        if path and not Path(path).is_file():
-            raise ConfigError(f"there is no {kind} {path}; check its path")
-        if path and (exposed := exposure(path)):
+        if path and (exposed := _read_exposure(kind, path)):
             raise ConfigError(f"the {kind} {path} holds a secret, and {exposed}")
         if path and find_spec("nkeys") is None:
             raise ConfigError(f"the {kind} {path} needs the package nkeys; run: {how_to_install('nkeys')}")
+
+
+def _read_exposure(kind: str, path: str) -> str:
+    """Return what `exposure` says of a file that can be read. ConfigError for another."""
+    try:
+        exposed = exposure(path)
+        if not Path(path).is_file():
+            raise FileNotFoundError
+        with Path(path).open("rb"):
+            return exposed
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"there is no {kind} {path}; check its path") from None
+    except OSError as error:
+        raise ConfigError(f"the {kind} {path} can't be read: {error.strerror}; check its permissions") from error
 
 
 async def _ignore(error: Exception) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 
 from capture.cli import main
-from capture.node import campaign, pipeline_keeper, pipeline_runner
+from capture.node import campaign, pipeline_keeper
+from capture.pipelines import due
 from capture.pipelines.commits import Change, PipelineLeading
 
 BETWEEN = 0.5  # seconds between the two commits
@@ -22,7 +23,7 @@ async def commit_twice(self, change, now):
 
 
 if __name__ == "__main__":
-    pipeline_keeper.LOOK, pipeline_runner.RETRY, pipeline_runner.LONGEST_RETRY = 0.3, 0.3, 2.0
+    pipeline_keeper.LOOK, due.RETRY, due.LONGEST_RETRY = 0.3, 0.3, 2.0
     campaign.RETRY_DUTY = 0.5
     PipelineLeading.commit = commit_twice
     main()

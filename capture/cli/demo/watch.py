@@ -9,6 +9,8 @@ import threading
 import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from capture.cli.demo.screen import Screen
 from capture.config.settings import CaptureConfig
@@ -30,16 +32,33 @@ async def watch(natty: Natty, config: CaptureConfig, screen: Screen) -> AsyncIte
     path = f"/{secrets.token_urlsafe(24)}"
     pipelines = PipelinesLook(config)
     page = StatusPage(lambda: look(natty, [config]), pipelines=lambda: pipelines.read(natty))
-    async with http.serve(page.application(path), "127.0.0.1", 0, None, has_tokens=False) as url:
-        address = f"{url}{path}/"
-        if screen.is_terminal and has_display():
-            screen.say(f"The status page, while the demo runs: {address}")
-            # A thread that the demo does not wait for: some browsers return when they are closed.
-            threading.Thread(target=_open, args=(address, screen), daemon=True).start()
-        else:
-            why = "there is no display" if screen.is_terminal else "the output is not a terminal"
-            screen.say(f"The status page, while the demo runs ({why}: open it yourself): {address}")
-        yield
+    served = http.serve(page.application(path), "127.0.0.1", 0, None, has_tokens=False)
+    with TemporaryDirectory(prefix="capture-demo-page-") as folder:  # only this user may look into it
+        async with served as url:
+            address = f"{url}{path}/"
+            _show(address, Path(folder), screen)
+            yield
+
+
+def _show(address: str, folder: Path, screen: Screen) -> None:
+    """Print the address, and open it in a browser if there is a display."""
+    if screen.is_terminal and has_display():
+        screen.say(f"The status page, while the demo runs: {address}")
+        # A thread that the demo does not wait for: some browsers return when they are closed.
+        threading.Thread(target=_open, args=(_write_forward(address, folder), screen), daemon=True).start()
+    else:
+        why = "there is no display" if screen.is_terminal else "the output is not a terminal"
+        screen.say(f"The status page, while the demo runs ({why}: open it yourself): {address}")
+
+
+def _write_forward(address: str, folder: Path) -> str:
+    """Return the URL of a new file that sends a browser on: other users see the command lines of processes."""
+    file = folder / "status.html"
+    file.touch(0o600)
+    file.write_text(
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><a href="{address}">status</a>'
+    )
+    return file.as_uri()
 
 
 def has_display() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from capture.ingest.board import StreamState
 from capture.node.status.status import Status
@@ -33,19 +33,34 @@ class Point:
     total: int | None = None
 
 
+class _Count(NamedTuple):
+    """The messages that a node had stored at a point."""
+
+    messages: int
+    at: float
+
+
 @dataclass
 class History:
     """The points of each archive, the newest at the end. It reads no clock, and does no I/O."""
 
     _points: dict[str, deque[Point]] = field(default_factory=dict)
-    _counted: dict[str, dict[tuple[str, float], int]] = field(default_factory=dict)  # by node and its start
+    _counted: dict[str, dict[tuple[str, float], _Count]] = field(default_factory=dict)  # by node and its start
 
     def add(self, found: Iterable[Status], now: float) -> None:
-        """Add a point for each archive. Archives that are not in `found` get one at which nothing is known."""
+        """Add a point for each archive. Archives that are not in `found` get one at which nothing is known.
+
+        No point is added less than half a STEP after another one. If the clock was set back, the points after `now` are
+        removed.
+        """
         by_name = {one.archive: one for one in found}
         for name in by_name:
             self._points.setdefault(name, deque())
         for name, points in self._points.items():
+            while points and points[-1].at > now:
+                points.pop()
+            if points and now < points[-1].at + STEP / 2:
+                continue
             points.append(self._measure(by_name[name], points, now) if name in by_name else Point(now))
             while points[0].at < now - KEPT:
                 points.popleft()
@@ -60,25 +75,42 @@ class History:
         return {"step": STEP, "kept": KEPT, "window": WINDOW, "archives": rows}
 
     def _measure(self, status: Status, points: deque[Point], now: float) -> Point:
+        """Return the point of `now`. What is known of clocks: those of nodes may be wrong, and ours may be set."""
         running = [one.node for one in status.board.nodes if not one.is_late]
-        counts = {(one.node, one.since): one.stored.get("messages", 0) for one in running}
-        known = self._counted.setdefault(status.archive, {})
+        counts = {(one.node, one.since): _Count(one.stored.get("messages", 0), now) for one in running}
+        known, began = self._counted.setdefault(status.archive, {}), now - WINDOW - STEP / 2
         lag = _find_lag(status)
         if not counts:
             return Point(now, lag=lag)
         if not known:
             known |= counts
-            average = sum(count / (now - since) for (_, since), count in counts.items() if since < now)
-            return Point(now, average, lag, 0)
+            return Point(now, _average(counts, now), lag, 0)
         total = next((one.total for one in reversed(points) if one.total is not None), 0)
         for key, count in counts.items():
-            # A node that has started since the last point had stored nothing then.
-            total += count - known.get(key, 0 if not points or key[1] > points[-1].at else count)
+            total += _grown(known.get(key), count, is_new=bool(points) and points[-1].at < key[1] <= now, began=began)
         kept = {(one.node.node, one.node.since) for one in status.board.nodes}
         self._counted[status.archive] = {key: count for key, count in (known | counts).items() if key in kept}
-        window = [one for one in points if one.total is not None and one.at >= now - WINDOW - STEP / 2]
+        window = [one for one in points if one.total is not None and one.at >= began]
         rate = (total - (window[0].total or 0)) / (now - window[0].at) if window else None
         return Point(now, rate, lag, total)
+
+
+def _average(counts: dict[tuple[str, float], _Count], now: float) -> float | None:
+    """Return the messages stored per second since the nodes started; None if one has not started yet by its clock."""
+    if any(since > now for _, since in counts):
+        return None
+    return sum(count.messages / max(now - since, STEP) for (_, since), count in counts.items())
+
+
+def _grown(known: _Count | None, count: _Count, *, is_new: bool, began: float) -> int:
+    """Return how many messages a node has stored in the window that `began` then.
+
+    1. A node that has started since the last point had stored nothing then; others are counted from now on. 2. So is
+    one that was silent for longer than the window: nobody knows when it stored them. 3. No count decreases.
+    """
+    if known is None:
+        return count.messages if is_new else 0
+    return max(0, count.messages - known.messages) if known.at >= began else 0
 
 
 def known_lag(stream: StreamState) -> float | None:

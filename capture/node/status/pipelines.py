@@ -19,6 +19,7 @@ from capture.ingest.board import ALLOWANCE
 from capture.ingest.board_trouble import Trouble
 from capture.pipelines.definition import Pipeline
 from capture.pipelines.document import Run
+from capture.pipelines.due import find_next
 from capture.reading.pipeline_view import PipelineFacts, PipelineView
 from natty import Natty, NattyError
 
@@ -118,14 +119,14 @@ class PipelinesStatus:
         """A sentence for each problem."""
         return self.list_troubles()
 
-    def list_troubles(self, known: Sequence[str] = ()) -> list[Trouble]:
+    def list_troubles(self, known: Sequence[Trouble] = ()) -> list[Trouble]:
         """Return a sentence for each problem, without pipelines that `known` ones name: nodes report some, too."""
         found = [] if self.leader else [Trouble(NO_LEADER, "capturepipelinesnotled")]
         if self.unreadable:
             unreadable = f"the tables of the pipelines can't be read: {self.unreadable}"
             found.append(Trouble(unreadable, "capturepipelinesunreadable"))
         for one in self.pipelines:
-            is_known = any(re.search(rf": pipeline {re.escape(one.name)}(?!\w)", text) for text in known)
+            is_known = any(re.search(rf": pipeline {re.escape(one.name)}(?!\w)", other.text) for other in known)
             if not is_known and (sentence := one.describe_trouble()):
                 found.append(Trouble(sentence, "capturepipelinefailing"))
         return found
@@ -136,8 +137,7 @@ class PipelinesStatus:
         return {
             "name": self.name,
             "ok": not troubles,
-            "troubles": list(map(str, troubles)),
-            "entries": [one.entry for one in troubles],
+            "troubles": msgspec.to_builtins(troubles),
             "leader": self.leader or None,
             "unreadable": self.unreadable,
             "read_at": self.at,
@@ -190,8 +190,10 @@ async def _look(view: PipelineView, pipeline: Pipeline) -> PipelineState:
     facts = await view.outline(pipeline)
     times = [await view.find_oldest(one.name, one.new) for one in facts.inputs if one.new]
     found = summarise(facts, pipeline, min(filter(None, times), default=None))
-    is_scheduled = not pipeline.follows and found.state not in UNSCHEDULED
-    return msgspec.structs.replace(found, next=pipeline.times().next(time.time())) if is_scheduled else found
+    if pipeline.follows or found.state in UNSCHEDULED:
+        return found
+    runs = facts.table.runs if facts.table else []
+    return msgspec.structs.replace(found, next=find_next(pipeline.times(), runs, time.time()))
 
 
 def summarise(facts: PipelineFacts, pipeline: Pipeline, waiting_since: float | None = None) -> PipelineState:

@@ -87,8 +87,8 @@ class Status:
     def as_dict(self) -> dict[str, Any]:
         """Return the status for programs; ages in seconds. Figures that are not known any more are null.
 
-        `entries` are the anchors of the problems in docs/runbook.md. `held_back` says what a stream's ack floor waits
-        for.
+        `troubles` have a `text`, and the `entry` of docs/runbook.md about it. `held_back` says what a stream's ack
+        floor waits for.
         """
         board = self.board
         state, troubles = msgspec.to_builtins(board.state), self.troubles
@@ -99,8 +99,7 @@ class Status:
         return {
             "archive": self.archive,
             "ok": not troubles,
-            "troubles": list(map(str, troubles)),
-            "entries": [one.entry for one in troubles],
+            "troubles": msgspec.to_builtins(troubles),
             "leaders": {"sweep": self.sweeper or None, "compaction": self.compactor or None},
             "age": round(board.ago, 3),
             "late": board.is_late,

@@ -14,6 +14,7 @@ from patient import PATIENCE
 from pipeline_tables import PipelineTables, file, table
 from secret import write_secret
 
+from capture.archive.iceberg_state import CompactionRun, CompactionState
 from capture.archive.identity import claim
 from capture.config.load import load
 from capture.ingest.board import Board, StreamState
@@ -33,12 +34,13 @@ def archive(natty_name, served):
     return name
 
 
-def publish(served, archive, **changed):
+def publish(served, archive, runs=(), **changed):
     state = msgspec.structs.replace(STATE, archive=archive, streams=[TRAFFIC], **changed)
 
     async def work(natty):
         await Board(natty, archive).publish(state)
-        await Board(natty, archive).announce(NODE)
+        compaction = CompactionState(runs=list(runs))
+        await Board(natty, archive).announce(msgspec.structs.replace(NODE, compaction=compaction))
 
     served(work)
 
@@ -77,7 +79,8 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
     assert headers["Content-Security-Policy"].startswith("default-src 'self'")
     [said] = json.loads(text)["archives"]
     assert (said["archive"], said["ok"]) == (archive, False)
-    assert said["troubles"] == ["the sweep has no leader: stored blocks are not adopted"]
+    text = "the sweep has no leader: stored blocks are not adopted"
+    assert said["troubles"] == [{"text": text, "entry": "capturenosweepleader"}]
     assert said["state"]["rows"] == 70_000
     status, _, text = get("/metrics", **shown)
     assert status == 200
@@ -95,7 +98,6 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
     assert get("/livez")[::2] == (200, "alive\n")
     history = json.loads(get("/history.json", **shown)[2])["archives"][archive]
     assert [point[2] for point in history] == [2.5] * len(history)
-    assert said["entries"] == ["capturenosweepleader"]
     assert get("/nothing", **shown)[0] == 404
     assert get("/page.py", **shown)[0] == 404
 
@@ -116,11 +118,17 @@ def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_
             "4,321",
             "6129484611666145821",  # the table's snapshot
             "lake.orders",  # the entry in the user's catalog
+            "last runs of the compaction\nnone since its leader was elected",
+            "next check of the compaction\none is running",
         ):
             assert expected in seen["text"]
-        publish(served, archive, rows=1_234_567)
+        runs = [CompactionRun(began=1_790_000_000.0 + at, seconds=2.5, inputs=12, rows=340 + at) for at in range(7)]
+        publish(served, archive, runs=runs, rows=1_234_567)
         seen = browser(until="1,234,567 in 6 files", picture=str(tmp_path / "page.png"))
         assert not seen["wider"]
+        shown = [run.rows for run in runs if f"\t12\t0\t{run.rows}\tdone" in seen["text"]]
+        assert shown == [342, 343, 344, 345, 346]  # a node of an earlier version reports more
+        assert "none since its leader was elected" not in seen["text"]
         seen = browser(open=page, width=390, until="1,234,567 in 6 files")
         assert not seen["wider"]  # on a telephone nothing is beyond the edge
         assert seen["complaints"] == []
@@ -152,7 +160,7 @@ def test_the_pipelines_are_in_the_status_and_in_the_figures(derived, archive):
     assert (done.status, done.err, said["archive"], said["ok"]) == (3, "", archive, False)
     (one,) = said["pipelines"]["pipelines"]
     assert (one["name"], one["state"], one["rows"], one["failures"]) == ("revenue", "failed", 1234, 1)
-    assert {NO_LEADER, "pipeline revenue: Spark has ended"} <= set(said["troubles"])
+    assert {NO_LEADER, "pipeline revenue: Spark has ended"} <= {one["text"] for one in said["troubles"]}
     done = derived.capture("status", "--config", "capture.toml")
     assert "pipelines, led by no node" in done.out
     assert "• pipeline revenue: Spark has ended\n" in done.out
@@ -202,7 +210,7 @@ def test_a_browser_shows_the_hour_what_is_old_in_grey_and_links_to_the_runbook(s
         for expected in (
             "age of the oldest message not captured",
             "what the acks of ORDERS wait for",
-            "in no block of",
+            "node-1 has an earlier version, which does not report what it has",
         ):
             assert expected in seen["text"]
         assert "docs/runbook.md" not in seen["text"]

@@ -100,8 +100,8 @@ function charts(points) {
 
 function troubles(found) {
   // Each problem with a link to its entry in the runbook, or with the entry's name if the URL is not known.
-  return made("ul", found.troubles.map((text, at) => {
-    const entry = `#${found.entries[at]}`;
+  return made("ul", found.troubles.map(({ text, entry: name }) => {
+    const entry = `#${name}`;
     const link = shown.runbook
       ? made("a", "what to do", { href: shown.runbook + entry, target: "_blank", rel: "noopener noreferrer" })
       : made("span", `see docs/runbook.md${entry}`, { className: "entry" });
@@ -150,10 +150,8 @@ function floors(list) {
 
 function compaction(found, now) {
   // The runs since the leader of the compaction was elected.
-  const parts = [facts([
-    ["runs of the compaction since its leader was elected", found.runs.length === 20 ? "the last 20" : count(found.runs.length)],
-    ["next check", found.next === null ? "one is running" : soon(found.next, now)],
-  ])];
+  const next = ["next check of the compaction", found.next === null ? "one is running" : soon(found.next, now)];
+  const parts = [facts(found.runs.length ? [next] : [["last runs of the compaction", "none since its leader was elected"], next])];
   if (found.runs.length) {
     parts.push(table("last runs of the compaction", ["began", "took", "objects in", "files out", "messages", "result"], found.runs.slice(-5).reverse().map(run => [
       instant(run.began), age(run.seconds), count(run.inputs), count(run.outputs), count(run.rows), warned(run.error || "done", run.error),

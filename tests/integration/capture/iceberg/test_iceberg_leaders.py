@@ -14,6 +14,7 @@ from electing import vacated_archive
 from exposing import sequences_of, static_table
 from indexed import read_whole
 from patient import PATIENCE
+from troubles import texts
 
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.iceberg_state import archive_location, folder
@@ -212,7 +213,7 @@ async def test_nodes_that_know_the_archive_by_different_urls_are_told_of_and_do_
     status = await compacted("node-1", one, b"1")
     [table] = status.board.state.tables
     assert (table.location, table.snapshots, table.expires) == (f"{places['node-1']}/{folder(fleet.stream)}", 1, None)
-    assert not any("URLs" in trouble for trouble in status.troubles)
+    assert not any("URLs" in trouble for trouble in texts(status.troubles))
     status = await compacted("node-2", other, b"2")
     [kept] = status.board.state.tables
     assert (kept.location, kept.snapshots) == (table.location, 2)
@@ -222,7 +223,7 @@ async def test_nodes_that_know_the_archive_by_different_urls_are_told_of_and_do_
         f"nodes use different URLs for the archive, {places['node-1']} (node-1), s3://lake/orders (node-2): "
         "set [table] location to the URL of engines on all nodes"
     )
-    assert wrong in status.troubles
+    assert wrong in texts(status.troubles)
     assert f"the table stays where it is: {wrong}" in caplog.text
     await board.withdraw("node-1")
     status = await compacted("node-2", other, b"3")

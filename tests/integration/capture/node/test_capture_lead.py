@@ -1,6 +1,7 @@
 import asyncio
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from capture.ingest.record import Records
 from capture.ingest.source import stream_info
 from capture.maintenance.leading import Leading
 from capture.maintenance.sweep import sweep
-from capture.node.leader_tasks import Duty
+from capture.node.leader_tasks import SWEPT_WITHIN, Duty
 from capture.stores import FileStore
 from capture.verification.check import check
 from natty import Natty
@@ -282,6 +283,22 @@ async def test_a_compaction_that_failed_says_when_it_runs_again_and_is_logged_on
     await asyncio.gather(candidacy, return_exceptions=True)
     assert duty.compaction is None  # another node may lead it now
     assert len([one for one in caplog.records if "the compaction failed" in one.message]) == 1
+
+
+async def test_a_compaction_without_a_manifest_says_when_it_looks_again(natty, natty_name, tmp_path):
+    """No Spark is started: nothing was swept."""
+    archive = natty_name("lake")
+    config = CaptureConfig(stream="ORDERS", store=str(tmp_path), archive=archive, compaction=Compacting(every=900.0))
+    duty = Duty(natty, FileStore(tmp_path), config, "node")
+    candidacy = asyncio.create_task(natty.election(COMPACTION.election(archive), lease=OFFICE).run(duty.compact))
+    async with asyncio.timeout(PATIENCE):
+        while not (duty.compaction and duty.compaction.next):
+            assert not candidacy.done(), candidacy.result()
+            await asyncio.sleep(0.02)
+    assert duty.compaction.next <= time.time() + SWEPT_WITHIN
+    assert duty.compaction.runs == []
+    candidacy.cancel()
+    await asyncio.gather(candidacy, return_exceptions=True)
 
 
 async def test_what_is_not_acknowledged_yet_is_not_called_missing(natty, natty_name, tmp_path):

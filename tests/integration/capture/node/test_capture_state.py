@@ -10,6 +10,7 @@ import pytest
 from deposed import elected_and_asleep
 from electing import vacated_archive
 from patient import PATIENCE, PATIENT, until
+from troubles import texts
 
 from capture.archive import chain
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
@@ -177,7 +178,7 @@ async def test_what_no_node_has_stored_within_ack_wait_is_missing_if_the_sweep_c
     assert (found.missing, found.awaited_are) == (0, "2, 4")
     (found,) = (await archive.swept(wait=ACK_WAIT)).streams
     assert (found.missing, found.missing_are, found.awaited) == (2, "2, 4", 0)
-    assert (await archive.view()).troubles(leader="node-1") == [
+    assert texts((await archive.view()).troubles(leader="node-1")) == [
         f"2 acknowledged messages of {archive.stream} are MISSING (2, 4); the stream has them, and the next sweep tries"
         " again to store them: this node stores nothing"
     ]
@@ -388,7 +389,7 @@ async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_other
         view = await board.read()
         assert [one.node.node for one in view.nodes] == ["good"]
         assert len(view.unreadable) == len(BAD_NODES)
-        assert set(view.unreadable) <= set(view.troubles(leader="one"))
+        assert set(view.unreadable) <= set(texts(view.troubles(leader="one")))
     told = [one for one in caplog.records if getattr(one, "action", "") == "bad_record" and archive in one.getMessage()]
     assert len(told) == len(BAD_NODES)
     skipped = {one.args[1] for one in caplog.records if getattr(one, "action", "") == "bad_key"}

@@ -231,6 +231,29 @@ async def test_a_running_node_reads_again_what_the_archive_has_lost(readable):
     assert await fleet.stop(node) == 0
 
 
+async def test_a_node_that_can_not_read_what_remains_says_so_in_its_status_until_it_can(readable):
+    fleet = readable
+    config = fleet.configure(**DIRECT, candidates="none")
+    node = fleet.start("node", config, script=HASTY, arguments=["node"])
+    await fleet.publish(numbers(10))
+    await until_captured(fleet, config)
+    store, board = open_store(str(fleet.store)), Board(fleet.natty, fleet.stream)
+
+    async def troubles():
+        return [text for one in (await board.read()).nodes for text in one.node.troubles]
+
+    await store.put("_manifest/0000000005-1.json", b"{")  # a document that can't be read
+    async with asyncio.timeout(PATIENCE):
+        while not any(f"can't read what remains of stream {fleet.stream}" in text for text in await troubles()):
+            await asyncio.sleep(0.05)
+        await store.delete("_manifest/0000000005-1.json")
+        while await troubles():
+            await asyncio.sleep(0.05)
+    await fleet.publish(numbers(10))
+    await until_captured(fleet, config)
+    assert await fleet.stop(node) == 0
+
+
 async def test_messages_that_leave_the_stream_unread_are_counted_and_named(readable):
     fleet = readable
     config = fleet.configure(**DIRECT, ack_wait=1.0)

@@ -12,6 +12,7 @@ import pytest
 from command_line import settings_of
 from node_beside import running_here
 from patient import PATIENCE, until
+from troubles import texts
 
 from capture.archive.heads import SWEEP
 from capture.config.load import load
@@ -64,7 +65,7 @@ async def refusal(config):
 async def until_troubled(fleet, config, enough):
     """Wait until the status tells of troubles that are enough."""
     async with asyncio.timeout(PATIENCE):
-        while not enough((await look(fleet.natty, [config]))[0].troubles):
+        while not enough(texts((await look(fleet.natty, [config]))[0].troubles)):
             await asyncio.sleep(0.05)
 
 

@@ -96,6 +96,13 @@ async def test_an_authority_is_replaced_under_a_running_node_and_a_running_consu
     await restart()
     authorities.trust(authorities.new)
     await restart()
+    old, options = authorities.old, authorities.connect_options()
+    with pytest.raises(NattyError, match="certificate"):  # who still trusts the old one alone
+        await Natty.connect(**options | {"tls_ca": str(old.ca)})
+    with pytest.raises(
+        NattyError, match=r"does not trust|did not accept"
+    ):  # who still has a certificate of the old one
+        await Natty.connect(**options | {"tls_cert": str(old.client_cert), "tls_key": str(old.client_key)})
     assert await fleet.stop(node) == 0
 
 

@@ -1,4 +1,4 @@
-"""TAB in the shell: bash's protocol, in processes of their own, against a real server."""
+"""TAB in the shell: bash's protocol, in processes of their own and in bash itself, against a real server."""
 
 import os
 import shlex
@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from bash_line import BashLine
 
 import capture.cli.app
 import natty.cli.app
-from natty.cli import connect
+from natty.cli import bash_words, completion, connect
 
 PATIENCE = 60.0  # seconds, for a machine on which an answer takes longer than a user waits
 
@@ -21,7 +22,7 @@ def press_tab(words, environment=None, program="natty", python=()):
     """Return what bash gets for the last of these words, which may be empty."""
     variables = {
         f"_{program.upper()}_COMPLETE": "complete_bash",
-        "COMP_WORDS": shlex.join([program, *words[:-1]]) + f" {words[-1]}",
+        "COMP_WORDS": "\n".join([program, *map(shlex.quote, words[:-1]), words[-1]]),
         "COMP_CWORD": str(len(words)),
     }
     return subprocess.run(
@@ -110,6 +111,15 @@ def test_a_server_that_never_answers_is_given_up():
     assert (done.stdout, done.stderr) == ("", "")  # an answer, also an empty one, would have a line
 
 
+def test_what_is_written_to_standard_error_meanwhile_is_not_shown(capsys):
+    def names():
+        print("the session is lost", file=sys.stderr)  # as logging does without a handler
+        return ["billing"]
+
+    assert completion.find(names) == ["billing"]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_capture_completes_streams_and_pipelines_from_its_configuration(tmp_path):
     file = tmp_path / "capture.toml"
     file.write_text('streams = ["ORDERS", "PAYMENTS"]\n[[pipeline]]\nname = "daily"\n[[pipeline]]\nname = "monthly"\n')
@@ -152,3 +162,50 @@ def test_bash_completes_after_the_installation(tmp_path):
     command = ["bash", "--norc", "-c", f"{installed} && {pressed}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "completed info" in done.stdout.splitlines()
+
+
+LINE_OF_BASH = {
+    "natty --server tls://h:42 OR": ("natty --server tls : //h : 42 OR", ["natty", "--server", "tls://h:42", "OR"], ""),
+    "natty --server=tls://h:4": ("natty --server = tls : //h : 4", ["natty", "--server=tls://h:4"], "tls://h:"),
+    "natty --stream=OR": ("natty --stream = OR", ["natty", "--stream=OR"], ""),
+    "natty --stream=": ("natty --stream =", ["natty", "--stream="], ""),
+    "natty get B a=b=c": ("natty get B a = b = c", ["natty", "get", "B", "a=b=c"], "a=b="),
+    "natty get B u@h": ("natty get B u @ h", ["natty", "get", "B", "u@h"], "u"),
+    "natty get B a:=": ("natty get B a :=", ["natty", "get", "B", "a:="], "a:="),
+    "natty pub a: ": ("natty pub a : _", ["natty", "pub", "a:", ""], ""),
+    "natty get B 'a:b": ("natty get B 'a:b", ["natty", "get", "B", "'a:b"], ""),
+}
+
+
+@pytest.mark.parametrize(("parts", "words", "kept"), LINE_OF_BASH.values(), ids=LINE_OF_BASH)
+def test_the_parts_of_words_are_joined_again(parts, words, kept):
+    parts = parts.replace("_", "").split(" ")
+    assert bash_words.join(parts, len(parts) - 1) == (words, len(words) - 1)
+    assert bash_words.keep(parts, words, len(words) - 1) == kept
+
+
+def test_the_cursor_may_be_before_the_last_word():
+    parts = ["natty", "stream", "in", "--server", "tls", ":", "//h"]
+    assert bash_words.join(parts, 2) == (["natty", "stream", "in", "--server", "tls://h"], 2)
+
+
+def test_bash_completes_a_line_with_words_that_it_splits(tmp_path):
+    file = tmp_path / "a:b=c@d.toml"
+    file.write_text('streams = ["PAYMENTS", "k=v1", "k=v2", "mail@home"]\n')
+    lines = {
+        f"capture ls --config {file} --stream P": "PAYMENTS",
+        f"capture ls --config={file} --stream=P": "--stream=PAYMENTS",
+        f"capture ls --config {file} --stream k=": "k=v",
+        f"capture ls --config {file} --stream mail@": "mail@home",
+    }
+    with BashLine(tmp_path, "capture") as bash:
+        for line, wanted in lines.items():
+            assert bash.complete(line, wanted) == [*line.split(" ")[:-1], wanted]
+
+
+def test_bash_completes_a_line_with_the_url_of_a_server(nats_server, name, tmp_path):
+    options = nats_server.connect_options()
+    at = shlex.join(connect.flags_of(options | {"servers": ",".join(options["servers"])}))
+    assert "tls://" in at
+    with BashLine(tmp_path, "natty") as bash:
+        assert bash.complete(f"natty dlq ls {at} --stream {name} --consumer b", "billing")[-1] == "billing"

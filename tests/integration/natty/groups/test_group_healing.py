@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import signal
 from contextlib import AsyncExitStack
 
@@ -12,7 +13,8 @@ from natty import Natty, NattyError
 from natty.groups.place import Place
 
 
-async def test_a_consumer_that_is_deleted_by_hand_is_made_again_and_nothing_is_lost(natty, group, notes):
+async def test_a_consumer_that_is_deleted_by_hand_is_made_again_and_nothing_is_lost(natty, group, notes, caplog):
+    caplog.set_level(logging.INFO, logger="natty.pull")
     await publish(natty, group.stream, range(2))
     async with group.join("m1", notes.handler(), **LONG) as m1, group.join("m1", notes.handler(), **LONG) as standby:
         await notes.have(16)
@@ -25,6 +27,9 @@ async def test_a_consumer_that_is_deleted_by_hand_is_made_again_and_nothing_is_l
         assert owner.lost >= 1
         assert not other.pinned
         assert (await consumer(natty, group, "m1"))["created"] != before
+    said = [one.message for one in caplog.records if one.name == "natty.pull" and one.levelno == logging.INFO]
+    reason = f"consumer {group.consumed_stream}/m1: the server ended a request: 409 Consumer Deleted"
+    assert 1 <= said.count(reason) <= 2  # once for each instance that did not find it out by itself
     assert notes.ordered
     assert notes.together == 0
     assert notes.count == 32

@@ -148,6 +148,8 @@ async def test_the_operating_systems_errors_are_told_apart_by_number(tmp_path, m
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(expected, match=text) as raised:
         await store.put("a", b"x")
+    assert str(raised.value).startswith((f"{tmp_path}", f"the store {tmp_path} can't be used: "))
+    assert str(raised.value).endswith(" (while writing a)")
     assert "\n" not in str(raised.value)
     monkeypatch.undo()
     assert [one.path for one in await store.list()] == ["before"]
@@ -402,15 +404,16 @@ def test_a_store_section_may_name_a_folder(tmp_path):
         ("Error performing GET http://meta.test/computeMetadata/v1/token - error sending request", "no credentials"),
         (
             "Generic error: Error performing PUT https://a.test/x?sig=very-secret&se=1 - what is this\n\nDebug",
-            "what is this$",
+            r"what is this \(while reading a\)$",
         ),
-        ("", "failed, s3://bucket/p: GenericError$"),
+        ("", r"^s3://bucket/p: GenericError \(while reading a\)$"),
     ],
 )
 def test_what_the_driver_says_is_told_without_signed_urls(text, sentence):
     error = refusal(GenericError(text), "reading a", Address.parse("s3://bucket/p"))
     assert re.search(sentence, str(error))
-    assert str(error).startswith("reading a failed, s3://bucket/p: ")
+    assert str(error).startswith("s3://bucket/p: ")
+    assert str(error).endswith(" (while reading a)")
     assert "very-secret" not in str(error)
 
 

@@ -1,5 +1,6 @@
 """The help of each command: headings, and examples that the command line accepts."""
 
+import re
 import shlex
 import subprocess
 
@@ -10,7 +11,7 @@ from capture.cli import examples as capture_examples
 from capture.cli.app import make_app as make_capture_app
 from natty.cli import examples as natty_examples
 from natty.cli.app import make_app as make_natty_app
-from natty.cli.help import CONNECTION, LONGEST_LINE, examples, fold
+from natty.cli.help import CONNECTION, LONGEST_LINE, examples, fold, placeholder
 from natty.cli.run import log_first
 
 LINES = [line for module in (natty_examples, capture_examples) for line in module.EXAMPLES.splitlines() if line.strip()]
@@ -79,6 +80,35 @@ def test_a_long_example_is_continued_as_a_shell_reads_it():
     ]
     said = subprocess.run(["sh", "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
     assert said == "--query|SELECT a  FROM b|--config|capture.toml|--last|"
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_usage_has_no_brackets_but_those_of_what_may_be_left_out(path):
+    context, _ = context_of(path)
+    usage, _, rest = " ".join(context.get_help().split()).partition(" Arguments: ")
+    usage = usage.partition(f" {context.command.help.split()[0]} ")[0]
+    assert not re.search(r"[{}<]|\[\[|\]\]|\.\.\.\]?\.\.\.", usage)
+    for argument in context.command.params:
+        if argument.param_type_name == "argument":
+            assert placeholder(argument) in usage
+            assert f"{placeholder(argument)} <" in rest
+    assert "<list[" not in rest
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("natty leader run", "[OPTIONS] NAME -- COMMAND..."),
+        ("natty kv watch", "[OPTIONS] BUCKET [KEY...]"),
+        ("natty pub", "[OPTIONS] SUBJECT [BODY]"),
+        ("natty schedule rm", "[OPTIONS] STREAM NAME..."),
+        ("natty group static create balanced", "[OPTIONS] STREAM GROUP PARTITIONS [FILTER] MEMBER..."),
+        ("capture import", "[OPTIONS] BACKUP_DIR [ARCHIVE]"),
+    ],
+)
+def test_the_usage_is_that_of_a_manual_page(words, usage):
+    context, _ = context_of(words.split())
+    assert " ".join(context.get_usage().split()) == f"Usage: {words} {usage}"
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

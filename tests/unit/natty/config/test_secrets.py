@@ -203,6 +203,51 @@ def test_every_file_with_a_secret_is_refused_where_others_may_read_it(tmp_path):
             _check_login(Config(**{name: exposed(name, "SUA")}))
 
 
+@pytest.mark.parametrize(("kind", "name"), [("credentials file", "creds"), ("nkey file", "nkey")])
+def test_a_login_that_can_not_be_read_is_an_error_in_a_sentence(tmp_path, kind, name):
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    (tmp_path / "folder").mkdir()
+    for path, said in {
+        "missing": f"there is no {kind}",
+        "folder": f"there is no {kind}",
+        "folder/missing/too": f"there is no {kind}",
+        "x" * 300: f"the {kind} .* can't be read: File name too long; check its permissions",
+        "round": f"the {kind} .* can't be read: Too many levels of symbolic links",
+    }.items():
+        with pytest.raises(NattyConfigError, match=said):
+            _check_login(Config(**{name: str(tmp_path / path)}))
+
+
+WITHOUT_RIGHTS = """
+import os, sys
+from natty.config.settings import Config
+from natty.wire.nats_py import _check_login
+if os.geteuid() == 0:
+    os.setuid(65534)
+for path in sys.argv[1:]:
+    try:
+        _check_login(Config(creds=path))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_login_in_a_folder_that_we_may_not_search_is_an_error_in_a_sentence(tmp_path):
+    file, within = tmp_path / "creds", tmp_path / "shut" / "creds"
+    within.parent.mkdir()
+    for one in (file, within):
+        one.touch()
+        one.chmod(0)
+    within.parent.chmod(0)
+    try:
+        command = [sys.executable, "-c", WITHOUT_RIGHTS, file, within]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    finally:
+        within.parent.chmod(0o700)
+    denied = "ConfigError the credentials file {} can't be read: Permission denied; check its permissions"
+    assert said == [denied.format(file), denied.format(within)]
+
+
 # --- files that we write ---------------------------------------------------------------------------------------------
 
 

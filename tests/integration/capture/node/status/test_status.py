@@ -9,6 +9,7 @@ import pytest
 from archive_states import NODE, STATE
 from patient import PATIENCE
 from rich.console import Console
+from troubles import texts
 
 from capture.archive.heads import COMPACTION, PIPELINES, SWEEP
 from capture.cli.status import look, page
@@ -94,7 +95,7 @@ async def test_what_a_dead_leader_of_the_compaction_said_is_not_shown_beside_its
 
 async def test_what_is_missing_is_said(published):
     status = await published(gaps=2, missing=2, missing_are="5, 7", remedy="the disk is full")
-    assert status.troubles == [
+    assert texts(status.troubles) == [
         f"2 acknowledged messages of {status.archive} are MISSING (5, 7); the stream has them, and the next sweep tries"
         " again to store them: the disk is full"
     ]
@@ -114,7 +115,7 @@ async def test_what_is_missing_is_said(published):
 
 async def test_an_archive_that_nobody_leads_is_not_well(published):
     status = await published(led=False)
-    assert status.troubles == ["the sweep has no leader: stored blocks are not adopted"]
+    assert texts(status.troubles) == ["the sweep has no leader: stored blocks are not adopted"]
     assert "none; node-1 led the last sweep" in shown(status)
 
 
@@ -124,7 +125,7 @@ async def test_that_nobody_can_compact_is_shown_and_is_a_trouble_if_the_compacti
     assert f"none: {sentence}" in shown(status)
     wanted = CaptureConfig(stream=status.archive, compaction=Compacting(min_files=2))
     (status,) = await look(natty, [wanted])
-    assert status.troubles == [f"nobody compacts: {sentence}"]
+    assert texts(status.troubles) == [f"nobody compacts: {sentence}"]
     await Board(natty, status.archive).announce(msgspec.structs.replace(NODE, location="s3://lake"))
     (status,) = await look(natty, [wanted])
     assert status.troubles == []
@@ -142,7 +143,7 @@ async def test_keys_that_can_not_be_read_are_named_and_all_else_is_shown(natty, 
     (status,) = await look(natty, [CaptureConfig(stream=archive)])
     assert [heard.node.node for heard in status.board.nodes] == ["node-1"]
     assert status.board.state.manifest == 41
-    assert [trouble.split(":")[0] for trouble in status.troubles] == [
+    assert [trouble.split(":")[0] for trouble in texts(status.troubles)] == [
         f"key node.{archive}.x of bucket capture_state can't be read"
     ]
     await natty.put(BUCKET, f"archive.{archive}", b"[" * 100_000)
@@ -158,7 +159,7 @@ async def test_an_archive_of_which_only_what_can_not_be_read_is_published_is_tol
     await natty.create_bucket(BUCKET)
     await natty.put(BUCKET, f"archive.{archive}", b'{"archive": 5}')
     (status,) = await look(natty, [CaptureConfig(stream=archive)])
-    assert f"key archive.{archive} of bucket capture_state can't be read" in status.troubles[1]
+    assert f"key archive.{archive} of bucket capture_state can't be read" in status.troubles[1].text
 
 
 def test_what_would_go_is_shown_with_its_sum(capsys):
@@ -220,7 +221,7 @@ async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_whe
     assert float(figures(dead)[lag]) > 0
     assert figures(dead)[pending] == "2"
     assert figures(dead)[f'capture_archive_led{{archive="{fleet.stream}",office="compaction"}}'] == "0"
-    assert "no node is running: start one with `capture run`, it adopts the stored blocks" in dead.troubles
+    assert "no node is running: start one with `capture run`, it adopts the stored blocks" in texts(dead.troubles)
     assert dead.as_dict()["state"]["streams"][0]["pending"] == 2
     assert not [name for name in figures(dead) if "stream_missing" in name or "node_pending" in name]
     await fleet.natty.jetstream.request(f"CONSUMER.DELETE.{fleet.stream}.capture")
@@ -240,12 +241,12 @@ async def test_pipelines_are_shown_with_their_leader_also_if_their_store_can_not
     found = await PipelinesLook(config).read(natty)
     assert (found.leader, [one.state for one in found.pipelines]) == ("", ["not known"])
     said = f"the tables of the pipelines can't be read: {found.unreadable}"
-    assert found.troubles == [NO_LEADER, said]
+    assert texts(found.troubles) == [NO_LEADER, said]
     await natty.election("any").prepare()
     lease = Lease(id="node-3", inc="one", state="held", L=5 * PATIENCE, nonce="one")
     await natty.bucket(ELECTIONS).put(PIPELINES.election(archive), msgspec.json.encode(lease))
     found = await PipelinesLook(config).read(natty)
-    assert (found.leader, found.troubles) == ("node-3", [said])
+    assert (found.leader, texts(found.troubles)) == ("node-3", [said])
     without = msgspec.structs.replace(config, store="")
     assert (await PipelinesLook(without).read(natty)).unreadable == "no store is configured"
     assert await PipelinesLook(msgspec.structs.replace(config, pipeline=[])).read(natty) is None

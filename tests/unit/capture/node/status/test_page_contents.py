@@ -12,15 +12,18 @@ import pytest
 from capture.archive.iceberg_state import CompactionRun, CompactionState
 from capture.cli import serve
 from capture.cli.serve import runbook_url, start_command
+from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.ingest.board import ArchiveState, BoardState, Heard, NodeState, StreamState
 from capture.node import fresh_keeper, leader_tasks, pipeline_runner, user_catalog
+from capture.node.leader_tasks import Duty
 from capture.node.pipeline_keeper import FOLLOWS, KEEPS, REQUESTS
 from capture.node.status.ack_floor_holder import explain
 from capture.node.status.history import KEPT, STEP, History
 from capture.node.status.pipelines import PipelinesStatus, PipelineState
 from capture.node.status.status import Status
 from capture.node.status.status_page import metrics
+from capture.stores.memory import MemoryStore
 from natty.metrics.http import _explain_failure
 
 RUNBOOK = Path(__file__).parents[5] / "docs" / "runbook.md"
@@ -81,6 +84,77 @@ def test_what_is_not_known_is_a_gap():
     assert history.as_dict()["archives"]["A"][-1] == [130.0, 1.0, 7.0]
 
 
+def test_a_node_that_was_silent_for_longer_than_the_window_is_counted_from_then_on():
+    history = History()
+    for step in range(30):
+        other = Heard(stored(100 * step, node="other"), 1.0 if step < 5 or step >= 20 else 99.0)
+        board = BoardState(STATE, 1.0, [Heard(stored(10 * step), 1.0), other])
+        history.add([Status("A", board, "one", "one", frozenset("S"))], 100.0 + STEP * step)
+    assert rates(history)[3] == 11.0
+    assert rates(history)[15] == 1.0
+    assert max(rates(history)[1:]) == rates(history)[-1] == 11.0
+    assert min(rates(history)) >= 0.0
+
+
+def test_a_short_silence_does_not_change_the_rate():
+    history = History()
+    for step in range(12):
+        other = Heard(stored(100 * step, node="other"), 99.0 if step in (6, 7, 8) else 1.0)
+        history.add([Status("A", BoardState(STATE, 1.0, [other]), "one", "one", frozenset("S"))], 100.0 + STEP * step)
+    assert rates(history)[6:9] == [None] * 3
+    assert set(rates(history)[1:6] + rates(history)[9:]) == {10.0}
+
+
+def test_all_that_was_stored_in_a_long_silence_is_a_gap():
+    history = History()
+    history.add([status(stored(0))], 100.0)
+    history.add([status(stored(90_000))], 1000.0)
+    history.add([status(stored(90_010))], 1010.0)
+    assert rates(history) == [0.0, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ([stored(50_000, since=99.9)], 5000.0),  # it has just started, or its clock is ahead
+        ([stored(50_000, since=3700.0)], None),
+        ([stored(1000), stored(50_000, node="two", since=3700.0)], None),
+    ],
+)
+def test_a_clock_that_is_wrong_makes_no_rate_that_cannot_be(nodes, first):
+    history = History()
+    history.add([status(*nodes)], 100.0)
+    history.add([status(*nodes, stored(10**9, node="ahead", since=3700.0))], 110.0)
+    history.add([status(*nodes, stored(10**9 + 20, node="ahead", since=3700.0))], 120.0)
+    assert rates(history) == [first, 0.0, 1.0]
+
+
+def test_a_clock_that_is_set_back_removes_the_points_after_it():
+    history = History()
+    for step in range(5):
+        history.add([status(stored(10 * step))], 1000.0 + STEP * step)
+    history.add([status(stored(50))], 1015.0)
+    history.add([status(stored(60))], 500.0)
+    history.add([status(stored(70))], 510.0)
+    times = [at for at, _, _ in history.as_dict()["archives"]["A"]]
+    assert (times, rates(history)) == ([500.0, 510.0], [None, 1.0])
+
+
+def test_two_looks_at_the_same_moment_make_one_point():
+    history = History()
+    history.add([status(stored(10))], 100.0)
+    history.add([status(stored(50_000))], 100.01)
+    history.add([status(stored(50_000))], 110.0)
+    assert [at for at, _, _ in history.as_dict()["archives"]["A"]] == [100.0, 110.0]
+
+
+def test_a_count_that_is_lower_than_before_makes_no_negative_rate():
+    history = History()
+    history.add([status(stored(50))], 100.0)
+    history.add([status(stored(10))], 110.0)
+    assert rates(history)[-1] == 0.0
+
+
 def test_an_hour_is_kept():
     history = History()
     for step in range(1000):
@@ -135,6 +209,27 @@ def test_an_hour_is_kept():
             {"unacked": 0, "waiting_from": None},
             [(node(pending=3, oldest=4.0), 1.0)],
             "it is not known: the server did not return the first message that waits",
+        ),
+        (
+            {"unacked": 0},  # a direct capture
+            [(node(node="two", lowest=8), 1.0), (node(lowest=5, oldest=3.0), 1.0)],
+            "message 5 is in a block of one that is not stored yet, open for 4 s at most",
+        ),
+        (
+            {},
+            [(node(lowest=5, store_trouble="the disk is full"), 1.0)],
+            "message 5 is in a block of one that is not stored yet; the disk is full",
+        ),
+        (
+            {"waiting_from": None, "ack_wait": 0.0},
+            [(node(lowest=8), 1.0)],
+            "the first unacknowledged message is in no block of a running node: another reader of the consumer has it,"
+            " or the server delivers it again",
+        ),
+        (
+            {"ack_wait": 0.0},
+            [(node(lowest=8), 1.0), (node(node="two", lowest=5), 9999.0)],
+            "two, which has not reported for 9999 s, may have message 5: the server delivers it again",
         ),
         (
             {},
@@ -211,9 +306,9 @@ def test_every_problem_has_an_entry_in_the_runbook():
     troubles = all_troubles()
     assert len(troubles) == 15
     assert {one.entry for one in troubles} <= anchors()
-    by_text = {str(one).partition(" ")[0]: one.entry for one in troubles}
+    by_text = {one.text.partition(" ")[0]: one.entry for one in troubles}
     assert by_text["three"] == "capturenodesilent"
-    entries = {str(one): one.entry for one in troubles}
+    entries = {one.text: one.entry for one in troubles}
     assert (entries["one: full"], entries["one: the sweep failed: full"]) == ("capturestorefailing", "sentences")
 
 
@@ -241,7 +336,7 @@ def test_every_sentence_about_a_problem_stands_in_the_table_of_the_runbook():
     found = [*all_troubles(), *Heard(node(troubles=[*list_failures(), refused]), 1.0).node.list_troubles()]
     patterns = list_sentences()
     found = [one for one in found if one.entry != "capturestorefailing"]  # the words of the store itself
-    assert [one for one in found if not any(re.search(pattern, one) for pattern in patterns)] == []
+    assert [one for one in found if not any(re.search(pattern, one.text) for pattern in patterns)] == []
     assert any(
         re.search(pattern, _explain_failure("127.0.0.1:8190", OSError(errno.EADDRINUSE, ""))) for pattern in patterns
     )
@@ -249,7 +344,7 @@ def test_every_sentence_about_a_problem_stands_in_the_table_of_the_runbook():
 
 def test_the_entries_stand_beside_the_problems_in_the_status():
     found = status(node(troubles=["full"], store_trouble="full")).as_dict()
-    assert (found["troubles"], found["entries"]) == (["one: full"], ["capturestorefailing"])
+    assert found["troubles"] == [{"text": "one: full", "entry": "capturestorefailing"}]
     json.dumps(found)
     msgspec.json.encode(found)
 
@@ -263,6 +358,16 @@ def test_the_runbook_is_where_the_option_or_the_package_says(monkeypatch):
     assert runbook_url("") == "https://forge/tree/HEAD/docs/runbook.md"
     assert start_command(Path("c.toml"), "S") == "capture run --config c.toml"
     assert start_command(None, "S") == "capture run --stream S --store STORE"
+
+
+def test_the_last_runs_of_the_compaction_are_published():
+    duty = Duty(None, MemoryStore(), CaptureConfig(stream="S", store="lake"), "one", clock=lambda: 50.0)
+    for number in range(7):
+        duty._note_compaction(CompactionRun(began=float(number), seconds=1.0), 10.0)
+    assert [run.began for run in duty.compaction.runs] == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert duty.compaction.next == 60.0
+    duty._note_compaction()
+    assert (len(duty.compaction.runs), duty.compaction.next) == (5, None)
 
 
 def test_the_runs_of_the_compaction_are_in_the_status():

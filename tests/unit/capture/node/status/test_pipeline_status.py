@@ -7,6 +7,7 @@ import pytest
 from archived import ARCHIVE, CREATED, STREAM
 from pipeline_world import ALL, SUMS, World
 from rich.console import Console
+from troubles import texts
 
 from capture.archive import chain
 from capture.archive.identity import claim
@@ -17,8 +18,10 @@ from capture.cli.status import page
 from capture.config.settings import CaptureConfig
 from capture.errors import PipelineError
 from capture.ingest.board import BoardState
+from capture.ingest.board_trouble import Trouble
 from capture.node.metrics import NodeCollector
 from capture.node.nodes import Several
+from capture.node.status import pipelines
 from capture.node.status.pipeline_metrics import pipeline_metrics
 from capture.node.status.pipelines import (
     NO_LEADER,
@@ -97,13 +100,24 @@ async def test_failures_since_the_last_good_run_are_counted_and_told(world):
     await record(world, "sums", *(failed("pipeline sums: its query is slow", at) for at in (10.0, 20.0)))
     one = (await look(world))["sums"]
     assert (one.state, one.failures, one.good, one.last.error) == ("failed", 2, good, one.error)
-    assert status(one).troubles == ["pipeline sums: its query is slow (failed 2 times in a row)"]
-    assert status(one).list_troubles(["node-1: pipeline sums: its query is slow"]) == []
-    assert status(one).list_troubles(["node-1: pipeline sums2: other"]) == status(one).troubles
+    assert texts(status(one).troubles) == ["pipeline sums: its query is slow (failed 2 times in a row)"]
+    assert status(one).list_troubles([Trouble("node-1: pipeline sums: its query is slow")]) == []
+    assert status(one).list_troubles([Trouble("node-1: pipeline sums2: other")]) == status(one).troubles
     await record(world, "sums", *(failed("Spark has ended", at) for at in range(60)))
     one = (await look(world))["sums"]
     assert (one.failures, one.good, len(one.runs)) == (50, None, RECENT)
-    assert status(one).troubles == ["pipeline sums: Spark has ended (failed 50 times in a row)"]
+    assert texts(status(one).troubles) == ["pipeline sums: Spark has ended (failed 50 times in a row)"]
+
+
+async def test_the_next_run_is_after_the_time_that_follows_a_failure(world, monkeypatch):
+    assert await world.lead()() == {}
+    often = msgspec.structs.replace(SUMS, schedule="every 1s")
+    monkeypatch.setattr(pipelines.time, "time", lambda: 1000.25)
+    view = await PipelineView.open(world.config)
+    assert (await pipelines._look(view, often)).next == 1001.0
+    await record(world, "sums", failed("it fails", 990.0))
+    view = await PipelineView.open(world.config)
+    assert (await pipelines._look(view, often)).next == 992.0 + 30.0
 
 
 async def test_a_changed_definition_needs_a_rerun_and_a_paused_one_is_no_trouble(world):
@@ -112,7 +126,7 @@ async def test_a_changed_definition_needs_a_rerun_and_a_paused_one_is_no_trouble
     world.config = msgspec.structs.replace(world.config, pipeline=[ALL, changed])
     one = (await look(world))["sums"]
     assert (one.state, one.changed) == ("needs rerun", ["buckets"])
-    assert status(one).troubles == [
+    assert texts(status(one).troubles) == [
         "pipeline sums needs a rerun: its table was made with other settings (buckets), and stays as it is until"
         " `capture pipeline rerun sums`"
     ]
@@ -135,7 +149,7 @@ async def test_a_table_whose_pipeline_reads_another_has_its_rows_to_read(tmp_pat
 def test_what_is_wrong_with_all_pipelines_is_told_first():
     unknown = state(state=NOT_KNOWN)
     found = status(unknown, leader="", unreadable="the store is away")
-    assert found.troubles == [NO_LEADER, "the tables of the pipelines can't be read: the store is away"]
+    assert texts(found.troubles) == [NO_LEADER, "the tables of the pipelines can't be read: the store is away"]
     assert (found.as_dict()["ok"], found.as_dict()["leader"]) == (False, None)
     assert found.as_dict()["pipelines"][0]["behind"] is None
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from troubles import texts
 
 from capture.cli.status import _age, _size
 from capture.ingest.board import ArchiveState, BoardState, Heard, NodeState, StreamState
@@ -67,14 +68,14 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
     ],
 )
 def test_each_thing_that_is_wrong_has_its_sentence(found, sentence):
-    assert found.troubles(leader="one") == [sentence]
+    assert texts(found.troubles(leader="one")) == [sentence]
 
 
 def test_of_thousands_of_things_that_are_wrong_a_few_are_named_and_the_others_counted():
     paths = [f"blocks/{number}" for number in range(3000)]
     found = view(ago=1.0, nodes=[99.0] * 900, dangling=paths, unreadable=paths)
     found = replace(found, unreadable=[f"key {path} can't be read" for path in paths])
-    said = found.troubles(leader="one")
+    said = texts(found.troubles(leader="one"))
     assert len(said) == 4 * (MOST_SAID + 1)
     assert [one for one in said if one.startswith("and ")] == [
         *["and 2,980 more like these"] * 3,
@@ -89,12 +90,12 @@ def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody(
 
 def test_that_nobody_leads_comes_first():
     said = view(ago=99.0, nodes=[1.0]).troubles(leader="")
-    assert said[0] == "the sweep has no leader: stored blocks are not adopted"
+    assert said[0].text == "the sweep has no leader: stored blocks are not adopted"
 
 
 @pytest.mark.parametrize("nodes", [[], [99.0]])
 def test_that_no_node_runs_is_said_with_what_to_do(nodes):
-    said = view(nodes=nodes).troubles(leader="")[0]
+    said = view(nodes=nodes).troubles(leader="")[0].text
     assert said == "no node is running: start one with `capture run`, it adopts the stored blocks"
 
 
