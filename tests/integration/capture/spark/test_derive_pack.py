@@ -23,7 +23,7 @@ from capture.pipelines.document import record_of
 from capture.pipelines.packing import FAN
 from natty.elections.guard import members
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="session")]
 
 ROWS = Pipeline(
     name="every",

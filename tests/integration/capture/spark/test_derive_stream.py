@@ -11,7 +11,7 @@ from derivations import Table, messages
 from followed import NAME, Followed
 from jetstream_ranges import rows_of, source_of
 from patient import PATIENT
-from spark_blocks import QUICK, parquet_block
+from spark_blocks import QUICK, parquet_block, quick_driver
 
 from capture.archive.sequences import Sequences
 from capture.errors import SparkError
@@ -51,6 +51,12 @@ def jobs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.path.relpath(folder))
         yield folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(jobs, tmp_path_factory):
+    async with quick_driver(tmp_path_factory.mktemp("spark")) as driver:
+        yield driver
 
 
 @pytest_asyncio.fixture(loop_scope="module")

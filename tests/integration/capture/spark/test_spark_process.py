@@ -23,7 +23,7 @@ from capture.spark import SparkDriver, SparkOptions, class_data, scratch
 from capture.spark.java import choose
 from natty.elections.guard import kill, members
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
 
 def command_of(process):
