@@ -222,6 +222,7 @@ class Struck:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["spark", "leader"])
+@pytest.mark.long
 async def test_what_is_killed_while_files_are_merged_neither_loses_nor_doubles_a_row(driver, tmp_path, caplog, after):
     world = SparkWorld(tmp_path, [ALL], driver)
     run = world.lead()
