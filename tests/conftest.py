@@ -38,3 +38,26 @@ def nothing_left_open():
 def pytest_collection_finish(session):
     """Garbage collections skip what is there before the first test: most of the heap that each file's end walks."""
     gc.freeze()
+
+
+SPARK = "tests/integration/capture/spark"
+SHARING = {
+    f"{SPARK}/test_{name}.py"
+    for name in (
+        *("derive", "derive_columns", "derive_expectations", "derive_hostile", "derive_inputs", "derive_keys"),
+        *("derive_pack", "derive_stores", "spark", "spark_process"),
+    )
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give each file to one worker, and the files that share a Spark to the same one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return SPARK if file in SHARING else file
+
+    return Together(config, log)

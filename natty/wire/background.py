@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Generic, Self, TypeVar
 
 AGAIN_AFTER = 1.0  # seconds before the second try; doubled with every further one
@@ -72,11 +73,13 @@ async def map_concurrently(
     """
     waiting, results = enumerate(things), dict[int, Result]()
 
-    async def take_turns() -> None:
+    async def take_turns(place: int, one: T) -> None:
+        results[place] = await call(one)
         for place, one in waiting:
             results[place] = await call(one)
 
-    ended = await asyncio.gather(*(take_turns() for _ in range(at_once)), return_exceptions=True)
+    first = list(islice(waiting, at_once))  # a turn is a task: few things need few
+    ended = await asyncio.gather(*(take_turns(*one) for one in first), return_exceptions=True)
     for error in filter(None, ended):
         raise error
     return [results[place] for place in sorted(results)]

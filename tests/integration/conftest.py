@@ -19,7 +19,7 @@ from stores_faults import faulty  # noqa: F401
 from natty.elections import candidacy
 from natty.elections import options as election_options
 from natty.elections.options import Rules
-from natty.testing import NatsServer
+from natty.testing import NatsCluster, NatsServer
 from natty.wire.background import cancel_all
 
 SETTINGS = {
@@ -131,6 +131,14 @@ class Fleet:
         return await self.until(
             lambda state: state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"], within
         )
+
+
+@pytest.fixture(scope="module")
+def nats_cluster(natty_tls, nats_server_binary, tmp_path_factory):
+    """The plugin's cluster, for one file: replicated streams that tests leave cost CPU as long as its servers run."""
+    folder = tmp_path_factory.mktemp("nats-cluster")
+    with NatsCluster(folder=folder, tls_files=natty_tls, binary=nats_server_binary) as cluster:
+        yield cluster
 
 
 @pytest.fixture

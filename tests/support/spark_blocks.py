@@ -9,10 +9,17 @@ from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.engine import FileGroup
+from capture.spark import SparkDriver, SparkOptions
 
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # starts in half the time
 HOUR = 1_795_230_000
 STARTED = 1_700_000_000_123_456_789
+
+
+def quick_driver(folder):
+    """Return a Spark that logs into a folder and has a secret among its properties."""
+    options = SparkOptions(properties={**QUICK, "spark.capture.secret": "do-not-show-me"})
+    return SparkDriver(options, log=folder / "driver.log")
 
 
 def row(sequence, *, stream="FLIGHTS", payload=None, headers=None, **more):

@@ -303,4 +303,4 @@ def share_out(page: Page, places: list[Place]) -> list[tuple[Ref, list[Place]]]:
 
 async def a_few_at_a_time(things: Sequence[T], call: Callable[[T], Awaitable[Result]]) -> list[Result]:
     """Return what `call` returns for each thing, in their order, with as many requests at a time as a store allows."""
-    return await map_concurrently(things, call, at_once=min(len(things), REQUESTS_AT_ONCE))
+    return await map_concurrently(things, call, at_once=REQUESTS_AT_ONCE)

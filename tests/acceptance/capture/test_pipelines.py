@@ -28,7 +28,7 @@ from natty import Natty
 from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def read_tables(store, names=("revenue", "large")):
@@ -78,7 +78,6 @@ async def run_node(own_server, tmp_path):
             one.wait()
 
 
-@pytest.mark.long
 async def test_two_tables_are_kept_and_read_by_other_engines(natty, run_node, tmp_path):
     store = str(tmp_path / "archive")
     await natty.ensure_stream(STREAM, subjects=["orders.>"])
@@ -131,7 +130,6 @@ async def test_operators_pause_run_resume_and_make_a_table_again(natty, run_node
     assert "'revenu'" in await ask(tmp_path, "run", "revenu", status=1)
 
 
-@pytest.mark.long
 async def test_leaders_that_are_killed_leave_what_one_clean_run_would(natty, run_node, tmp_path):
     store = str(tmp_path / "archive")
     await natty.ensure_stream(STREAM, subjects=["orders.>"])

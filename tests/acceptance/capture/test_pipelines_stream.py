@@ -35,7 +35,7 @@ from natty import Natty
 from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 REVENUE_NOW = REVENUE | {"name": "revenue_now", "trigger": "stream"}
 LARGE_NOW = LARGE | {"name": "large_now", "trigger": "stream"}
@@ -111,7 +111,6 @@ async def prove(natty, folder, names, last):
         assert found.inputs[0].held == Sequences.from_range(1, last)
 
 
-@pytest.mark.long
 async def test_tables_have_messages_that_the_archive_does_not_have_yet(natty, run_node, tmp_path):
     store, names = str(tmp_path / "archive"), ["revenue_now", "large_now"]
     await natty.ensure_stream(STREAM, subjects=["orders.>"], allow_direct=True)
@@ -181,7 +180,6 @@ async def publish_slowly(natty, first, counter):
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.long
 async def test_files_of_batches_become_few_whatever_is_killed_while_they_are_merged(natty, run_node, tmp_path):
     store, pipelines = str(tmp_path / "archive"), [ROWS_NOW, COPIED]
     table = tmp_path / "archive" / "_pipelines" / "table" / "rows_now"
@@ -220,7 +218,6 @@ async def until_captured(natty, last):
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.long
 async def test_whatever_is_killed_or_stands_still_both_kinds_of_tables_are_equal(natty, run_node, tmp_path):
     pipelines = [REVENUE, LARGE, REVENUE_NOW, LARGE_NOW]
     store, names = str(tmp_path / "archive"), [one["name"] for one in pipelines]

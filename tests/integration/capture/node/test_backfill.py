@@ -135,6 +135,7 @@ async def test_a_worker_that_is_killed_starts_again(old):
     await verify(old, config, SMALL)
 
 
+@pytest.mark.long
 async def test_a_stopped_backfill_says_what_is_left(old):
     config = old.configure(**SETTINGS, source="direct")
     run = Backfill(old, config, "--workers", "2")
@@ -150,6 +151,7 @@ async def test_a_stopped_backfill_says_what_is_left(old):
     assert "run the command again, it reads only these" in err
 
 
+@pytest.mark.long
 async def test_a_range_is_read_beside_a_consumer_and_only_that(old):
     config = old.configure(**SETTINGS, start="new")  # source = "consumer"
     node = old.start("node", config)
@@ -189,6 +191,7 @@ async def test_a_wrong_range_is_an_error_in_a_sentence(few, settings, options, s
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 async def test_backfills_of_different_ranges_do_not_wait_for_each_other(old):
     config = old.configure(**SETTINGS)
     half = SMALL // 2

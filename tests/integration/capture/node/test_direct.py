@@ -200,6 +200,7 @@ async def test_several_nodes_read_other_chunks_and_take_over_those_of_a_killed_o
     assert [row["sequence"] for row in await read_all(fleet.store)] == list(range(1, published + 1))
 
 
+@pytest.mark.long
 async def test_messages_that_could_not_be_stored_are_read_again(readable):
     fleet = readable
     away = fleet.folder / "away"
@@ -216,6 +217,7 @@ async def test_messages_that_could_not_be_stored_are_read_again(readable):
     assert verdict.as_dict()["stored"] == 1000
 
 
+@pytest.mark.long
 async def test_a_running_node_reads_again_what_the_archive_has_lost(readable):
     fleet = readable
     config = fleet.configure(**DIRECT, candidates="none")  # no block is ever adopted
@@ -354,6 +356,7 @@ async def test_a_replicated_stream_with_a_mirror_is_captured_exactly_while_its_s
             assert [row["sequence"] for row in await read_all(fleet.store)] == list(range(1, 18_001))
 
 
+@pytest.mark.long
 async def test_a_start_is_recorded_once_and_another_one_is_refused(readable):
     fleet = readable
     await fleet.publish(numbers(100))
@@ -377,6 +380,7 @@ async def test_a_start_is_recorded_once_and_another_one_is_refused(readable):
     assert "capture backfill" in fleet.log("other").read_text()
 
 
+@pytest.mark.long
 async def test_nodes_of_two_streams_in_one_archive_leave_nothing_to_each_other(readable):
     fleet, other = readable, f"{readable.stream}-B"
     await fleet.natty.ensure_stream(other, subjects=[f"{other}.*"], allow_direct=True)
@@ -395,6 +399,7 @@ async def test_nodes_of_two_streams_in_one_archive_leave_nothing_to_each_other(r
     assert [await fleet.stop(node) for node in nodes] == [0, 0]
 
 
+@pytest.mark.long
 async def test_a_node_registers_again_after_the_bucket_of_registrations_was_deleted(readable):
     fleet = readable
     config = fleet.configure(**DIRECT)
@@ -425,6 +430,7 @@ main()
 """
 
 
+@pytest.mark.long
 async def test_a_position_that_takes_longer_to_read_than_it_holds_does_not_keep_a_node_from_reading(readable):
     fleet = readable
     await fleet.publish(numbers(1000))

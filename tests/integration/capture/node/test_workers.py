@@ -131,6 +131,7 @@ async def test_a_stop_drains_every_worker(fleet):
     assert f"2 workers stopped: 100 messages in {blocks} block" in workers.log
 
 
+@pytest.mark.long
 async def test_a_signal_to_every_process_at_once_drains_them_too(fleet):
     """As systemd sends it to all processes of a unit."""
     config = fleet.configure(**KEPT)
@@ -146,6 +147,7 @@ async def test_a_signal_to_every_process_at_once_drains_them_too(fleet):
 
 
 @pytest.mark.parametrize("after", [0.0, 0.3, 0.6, 1.0, 1.5, 2.0])
+@pytest.mark.long
 async def test_a_stop_at_any_moment_of_the_start_ends_all_well(fleet, after):
     workers = Workers(fleet, fleet.configure(**QUICK), 2)
     if after:
@@ -298,6 +300,7 @@ async def test_a_configuration_with_which_no_worker_can_begin_ends_all_with_one_
     assert "Traceback" not in workers.log
 
 
+@pytest.mark.long
 async def test_a_stop_names_each_worker_that_could_not_store_what_it_had_read(fleet):
     workers = Workers(fleet, fleet.configure(**KEPT, store_attempts=1), 2, script=UNABLE)
     await workers.until_ready()
@@ -310,6 +313,7 @@ async def test_a_stop_names_each_worker_that_could_not_store_what_it_had_read(fl
     assert sum(read) == 100
 
 
+@pytest.mark.long
 async def test_workers_stop_if_one_fails_to_store_and_the_configuration_says_so(fleet):
     settings = QUICK | {"store_attempts": 1, "on_store_failure": "stop"}
     workers = Workers(fleet, fleet.configure(**settings), 2, script=UNABLE)
@@ -339,6 +343,7 @@ async def test_a_worker_that_can_not_begin_again_is_tried_while_the_others_captu
     await stop(workers)
 
 
+@pytest.mark.long
 async def test_workers_end_when_their_stream_is_deleted_and_no_worker_can_begin_again(fleet):
     workers = Workers(fleet, fleet.configure(**QUICK), 2)
     await workers.until_ready()
@@ -389,6 +394,7 @@ async def test_workers_share_the_members_of_a_static_group_and_acknowledge_all_a
     await verify(fleet, config, published + 400)
 
 
+@pytest.mark.long
 async def test_each_worker_captures_all_of_several_streams_and_the_first_one_leads_them(fleet, natty_name):
     first, second = fleet.stream, natty_name("payments")
     fleet.stream = second
@@ -412,6 +418,7 @@ async def test_each_worker_captures_all_of_several_streams_and_the_first_one_lea
         assert verdict.as_dict()["stored"] == 200
 
 
+@pytest.mark.long
 async def test_auto_is_a_worker_for_each_core_and_one_worker_has_no_supervisor(fleet):
     cores = sorted(os.sched_getaffinity(0))
     workers = Workers(fleet, fleet.configure(**QUICK), "auto")
@@ -430,6 +437,7 @@ async def test_auto_is_a_worker_for_each_core_and_one_worker_has_no_supervisor(f
     assert await fleet.stop(alone.process) == 0
 
 
+@pytest.mark.long
 async def test_json_lines_name_their_worker_and_stay_whole(fleet):
     config = fleet.configure(**QUICK, logging__format="json", logging__level="debug")
     workers = Workers(fleet, config, 2)

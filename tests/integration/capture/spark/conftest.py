@@ -2,16 +2,13 @@ import pytest
 import pytest_asyncio
 from derivations import Table
 from jetstream_ranges import source_of, twenty_messages
-from spark_blocks import QUICK
-
-from capture.spark import SparkDriver, SparkOptions
+from spark_blocks import quick_driver
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def driver(tmp_path_factory):
-    log = tmp_path_factory.mktemp("spark") / "driver.log"
-    properties = {**QUICK, "spark.capture.secret": "do-not-show-me"}
-    async with SparkDriver(SparkOptions(properties=properties), log=log) as driver:
+    """One Spark for all files of a worker: a file whose Spark needs more in its environment has its own."""
+    async with quick_driver(tmp_path_factory.mktemp("spark")) as driver:
         yield driver
 
 

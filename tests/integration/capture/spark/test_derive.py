@@ -12,7 +12,7 @@ from capture.pipelines.derivation import SMALL_BYTES
 from capture.pipelines.sql import analyse
 from capture.spark.derive_job import SMALL_ROWS
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="session")]
 
 SCHEMA = "country STRING, total DECIMAL(18,2), status STRING, day INT, n BIGINT"
 

@@ -10,7 +10,7 @@ from capture.pipelines.derivation import Input
 from capture.pipelines.upkeep import Upkeep
 
 LONG_FOR_EACH_SIZE = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("size_of_run")]
-pytestmark = [*LONG_FOR_EACH_SIZE, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*LONG_FOR_EACH_SIZE, pytest.mark.asyncio(loop_scope="session")]
 
 BODY = {"k": "a", "v": 1, "s": {"x": 1}}
 SCHEMA = "k STRING, v INT, s STRUCT<x: INT>"

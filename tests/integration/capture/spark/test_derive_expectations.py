@@ -8,7 +8,7 @@ from capture.maintenance.merge.schema_evolution import read_columns
 from capture.pipelines.upkeep import Upkeep
 
 LONG_FOR_EACH_SIZE = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("size_of_run")]
-pytestmark = [*LONG_FOR_EACH_SIZE, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*LONG_FOR_EACH_SIZE, pytest.mark.asyncio(loop_scope="session")]
 
 SCHEMA = "k STRING, v INT"
 POSITIVE, SHORT = "v >= 0", "length(k) < 3"

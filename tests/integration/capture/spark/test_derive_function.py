@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from derivations import Table, messages
 from patient import PATIENCE, until
+from spark_blocks import quick_driver
 
 from capture.errors import PipelineError, SparkError
 from capture.pipelines.upkeep import Upkeep
@@ -137,6 +139,12 @@ def jobs(tmp_path_factory):
         for name in ("NATS_PASSWORD", "NATS_CREDS", "CAPTURE_SIGNING_KEYS", "CAPTURE_CATALOG_TOKEN", "GITHUB_TOKEN"):
             patch.setenv(name, "do-not-show-me")
         yield folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(jobs, tmp_path_factory):
+    async with quick_driver(tmp_path_factory.mktemp("spark")) as driver:
+        yield driver
 
 
 def table_of(driver, store, function, **settings):

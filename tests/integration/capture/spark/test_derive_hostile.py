@@ -5,7 +5,7 @@ from derivations import Table, check_increments, messages
 
 from capture.errors import PipelineError
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="session")]
 
 SCHEMA = "k STRING, v INT, x DOUBLE, t TIMESTAMP, address STRUCT<city: STRING, k: STRING>"
 HOSTILE = [

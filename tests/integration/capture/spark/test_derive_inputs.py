@@ -7,7 +7,7 @@ from spark_blocks import STARTED
 
 from capture.errors import PipelineError
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="session")]
 
 QUERY = "SELECT sequence, country, total, tags[0] AS tag FROM S"
 

@@ -9,7 +9,7 @@ from spark_blocks import parquet_block, row
 from capture.errors import PipelineError
 from capture.pipelines.upkeep import Upkeep
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("size_of_run"), pytest.mark.asyncio(loop_scope="session")]
 
 ROWS = {"schema": "k STRING, v INT, items ARRAY<STRING>", "key": ["k"]}
 

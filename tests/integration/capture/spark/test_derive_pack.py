@@ -23,7 +23,7 @@ from capture.pipelines.document import record_of
 from capture.pipelines.packing import FAN
 from natty.elections.guard import members
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="session")]
 
 ROWS = Pipeline(
     name="every",
@@ -222,6 +222,7 @@ class Struck:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["spark", "leader"])
+@pytest.mark.long
 async def test_what_is_killed_while_files_are_merged_neither_loses_nor_doubles_a_row(driver, tmp_path, caplog, after):
     world = SparkWorld(tmp_path, [ALL], driver)
     run = world.lead()

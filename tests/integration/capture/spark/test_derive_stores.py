@@ -12,7 +12,7 @@ from capture.pipelines.derivation import Input, Part
 from capture.pipelines.document import record_of
 from capture.stores import FileStore, open_store
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
 SCHEMA = "k STRING, v INT"
 

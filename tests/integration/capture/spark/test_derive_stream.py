@@ -11,7 +11,7 @@ from derivations import Table, messages
 from followed import NAME, Followed
 from jetstream_ranges import rows_of, source_of
 from patient import PATIENT
-from spark_blocks import QUICK, parquet_block
+from spark_blocks import QUICK, parquet_block, quick_driver
 
 from capture.archive.sequences import Sequences
 from capture.errors import SparkError
@@ -22,7 +22,7 @@ from natty import Natty
 from natty.elections.guard import members
 from natty.testing import NatsServer, ServerOptions
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 SCHEMA = "country STRING, total DECIMAL(18,2), n BIGINT"
 PASSWORD = "do-not-show-me"
@@ -51,6 +51,12 @@ def jobs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.path.relpath(folder))
         yield folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(jobs, tmp_path_factory):
+    async with quick_driver(tmp_path_factory.mktemp("spark")) as driver:
+        yield driver
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -94,9 +100,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [one if one == "merge" else pytest.param(one, marks=pytest.mark.long) for one in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_micro_batches_give_what_one_run_over_the_archive_gives(driver, store, stream, natty, nats_server, kind):
     table = Followed(driver, store, stream, schema=SCHEMA, **KINDS[kind])
     await table.follow(nats_server)
@@ -190,7 +194,6 @@ async def test_a_query_that_ends_says_why(driver, store, stream, natty, nats_ser
     await driver.unfollow(NAME)
 
 
-@pytest.mark.long
 async def test_a_password_is_in_the_environment_only_and_on_no_command_line(
     natty_tls, nats_server_binary, tmp_path, store
 ):

@@ -18,7 +18,7 @@ from capture.maintenance.merge.schema_evolution import OWN
 from capture.spark import View
 from capture.spark.protocol import SMALL_BYTES
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.fixture(params=["together", "alone"])

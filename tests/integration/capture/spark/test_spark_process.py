@@ -25,7 +25,7 @@ from capture.spark.java import choose
 from natty.elections.guard import kill, members
 from natty.errors import how_to_install
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
 
 def command_of(process):

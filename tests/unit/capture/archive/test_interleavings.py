@@ -1,6 +1,6 @@
 """Two sweepers, two compactors, writers and readers on one archive, killed and paused between any two of their steps.
 
-A seed is a schedule; the first hundred are tried by default, the next in the long tier, more with INTERLEAVINGS=100000.
+A seed is a schedule; the first sixty are tried by default, the next in the long tier, more with INTERLEAVINGS=100000.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from capture.archive.retention import Rule
 from capture.archive.table import list_still_named
 from capture.errors import AlreadyStoredError
 
-SEEDS, QUICK = int(os.environ.get("INTERLEAVINGS", "200")), 100
+SEEDS, QUICK = int(os.environ.get("INTERLEAVINGS", "200")), 60
 AT_ONCE = 20
 STEPS = 600
 

@@ -6,6 +6,7 @@ from decimal import Decimal
 from unittest.mock import patch
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -108,6 +109,7 @@ def some(data, table):
     return [table.live[path] for path in data.draw(st.lists(st.sampled_from(known), unique=True))] if known else []
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_the_partitions_no_file_that_is_removed_is_missed(data):
@@ -120,6 +122,7 @@ def test_whatever_the_partitions_no_file_that_is_removed_is_missed(data):
         check_never_missed(table)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_files_of_several_specs_are_in_manifests_of_their_own(data):

@@ -406,7 +406,7 @@ async def test_a_changed_pipeline_is_not_followed_until_its_rows_are_made_again(
     await following.end()
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("act", ["die", "stand"])
 async def test_a_leader_that_is_struck_during_a_batch_leaves_what_a_clean_run_would(tmp_path, after, act):
     whole = tmp_path / "whole"
@@ -455,6 +455,7 @@ async def test_commits_take_turns_and_each_starts_from_the_one_before(tmp_path):
     assert set((await leading.read(world.now)).tables) == set(names)
 
 
+@pytest.mark.long
 async def test_a_document_does_not_grow_with_the_commits_of_a_grace_time(tmp_path):
     world, stream, following = await follow(tmp_path)
     for _ in range(300):

@@ -141,6 +141,7 @@ async def files_of(world, name):
     return document.tables[name], [one for one in document.files if one.stream == name]
 
 
+@pytest.mark.long
 async def test_each_row_comes_once_to_a_pipeline_that_reads_the_table_also_if_it_was_paused(tmp_path):
     """Files that it reads are merged before and between its runs: some have old rows beside new ones."""
     world, dice = World(tmp_path, (ALL, COPY)), random.Random(7)
