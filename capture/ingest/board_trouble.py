@@ -17,11 +17,15 @@ class Trouble(msgspec.Struct, frozen=True):
     entry: str = SENTENCES
 
 
-NO_LEADER = Trouble("the sweep has no leader: stored blocks are not adopted", "capturenosweepleader")
-NO_NODE = Trouble(
-    "no node is running: start one with `capture run`, it adopts the stored blocks", "capturenosweepleader"
-)
 NEVER_SWEPT = Trouble("the archive was never swept", "capturenosweepleader")
+
+
+def unled(is_attended: bool) -> Trouble:
+    """Return the problem that nobody leads the sweep; `is_attended`: although a node is running."""
+    text = "no node is running: start one with `capture run`, it adopts the stored blocks"
+    if is_attended:
+        text = "the sweep has no leader: stored blocks are not adopted"
+    return Trouble(text, "capturenosweepleader")
 
 
 def late_sweep(ago: float, every: float) -> Trouble:
