@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -237,7 +238,8 @@ def test_each_fence_has_a_language_and_commands_are_shell(path):
 
 def test_what_the_tests_of_the_pages_leave_out_is_in_the_pages_and_what_carries_it_out_exists():
     python = [one for path in PAGES for one in blocks_of(path) if one.language == "python"]
-    assert {key for one in python for key in exceptions_to(one)} == set(EXCEPT_PYTHON)
+    found = Counter(key for one in python for key in exceptions_to(one))
+    assert found == Counter(EXCEPT_PYTHON.keys()) + Counter({("spark.md", ""): 5})  # six, which that test counts
     lines = [line for path in PAGES for line in lines_of(path)]
     assert [begin for begin in EXCEPT_SHELL if not any(line.startswith(begin) for line in lines)] == []
     for reason in {*EXCEPT_PYTHON.values(), *EXCEPT_SHELL.values()}:

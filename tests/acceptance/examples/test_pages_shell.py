@@ -110,10 +110,9 @@ STATUS = {  # how a line begins: its exit status, if that is not 0
     "natty consumer edit ORDERS billing --max-pending 1000 --dry-run": 3,
     "capture cat --config capture.toml --follow": 130,
     "capture cat lake --follow": 130,
+    "capture pipeline ls": 1,  # the file has no pipeline
     "capture status": 3,  # it runs when the node has ended: the sweep has no leader
 }
-
-
 ASKS = (  # how a line begins that asks first; without a terminal it needs --force
     "natty stream edit ",
     "natty stream purge ",
