@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 from archived import records
+from electing import vacated
 from node_beside import running_here
 from own_code import write_module
 from pages import PAGES, Page, python_of
@@ -35,6 +36,7 @@ PROGRAMS = {  # page: what each of its programs prints
     "publish-later.md": [r"^orders.reminder order 7 is not paid$"],
     "key-value.md": [r"^mail\.rate 20\nmail\.sent 1\n2 keys shown; the next events are live$"],
 }
+ELECTIONS = {"tour.md": ["sweeper"], "blocking.md": ["billing"]}
 
 
 @pytest.fixture
@@ -93,7 +95,9 @@ def test_each_page_with_python_has_a_test_here():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_the_programs_of_a_page_do_what_it_says(name, page, said):
+async def test_the_programs_of_a_page_do_what_it_says(name, page, client, said):
+    for election in ELECTIONS.get(name, ()):
+        await vacated(client, election)
     read = page(name)
     for pattern in PROGRAMS[name]:
         forever = "until SIGTERM" in read.left[0]
@@ -184,7 +188,7 @@ async def test_election(page, client):
     read = page("election.md", Term=Term)
     await read.run()
     election = client.election("sweeper")
-    await election.prepare()
+    await vacated(client, "sweeper")
     leading = asyncio.create_task(read.scope["sweep"]())
     async with asyncio.timeout(PATIENCE):
         while not ((commit := await election.last_commit("position")) and commit.data == b"42"):

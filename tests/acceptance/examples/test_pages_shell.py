@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from electing import vacated, vacated_archive
 from pages import PAGES, blocks_of, commands_of
 from pages_world import MESSAGES, SETTINGS, archive_orders, make_orders, prepared
 from patient import PATIENCE
@@ -166,11 +167,17 @@ async def with_stream_again(client):
 
 
 async def with_early_order(client):
+    await vacated(client, "stream-templates")
     await client.publish("orders.early", b"{}")
 
 
-async def with_mailer(client):
+async def with_orders_to_capture(client):
     await make_orders(client)
+    await vacated_archive(client, "ORDERS")
+
+
+async def with_mailer(client):
+    await with_orders_to_capture(client)
     await client.ensure_consumer("ORDERS", "mailer")
 
 
@@ -206,7 +213,9 @@ async def with_archive_of_a_lost_stream(client):
 
 GIVEN = {
     "README.md": Given(
-        r"^20 stored, .*; nothing is missing$", partial(with_its_config, PAGES[0]), {"capture run": make_orders}
+        r"^20 stored, .*; nothing is missing$",
+        partial(with_its_config, PAGES[0]),
+        {"capture run": with_orders_to_capture},
     ),
     "administration.md": Given(
         r"^purged 9 messages of stream ORDERS$",
