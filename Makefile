@@ -102,7 +102,7 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/.demo: pyproject.toml | .venv/bin/python
-	@echo "Installing natty-nats with Spark from PyPI into .venv (once; some minutes, about 700 MB)"
+	@echo "Installing natty-nats with Spark from PyPI into .venv (once; some minutes, about 1.1 GB)"
 	@$(PIP) --editable ".[demo]"
 	@touch $@
 

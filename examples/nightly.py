@@ -1,8 +1,11 @@
 """A cron job that is run by one of many nodes: start this on each of them. A missed run is made up for, once."""
 
 import asyncio
+import logging
 
 from natty import Term, as_leader
+
+logging.basicConfig(level=logging.INFO)
 
 
 @as_leader("example-nightly", cron="0 3 * * *", timezone="Europe/Berlin")

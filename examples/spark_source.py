@@ -1,7 +1,7 @@
 """Counts the orders of a stream by subject on Spark, and publishes the counts to another stream.
 
 The connection is what NATS_URL, NATS_CA, NATS_CERT and NATS_KEY say, here and in Spark's workers.
-Needs: pip install "natty-nats[spark]"
+Needs: the extra spark (docs/installing.md)
 """
 
 import asyncio

@@ -17,6 +17,7 @@ from natty.consuming.dead_letters import LETTERS, LetterBox
 from natty.consuming.handler import Handler
 from natty.consuming.messaging import MAX_BYTES, MAX_MESSAGES, CoreMessage, CoreSubscription, Respond, Responder
 from natty.consuming.options import OF_CONSUMERS, ConsumeOptions, ConsumeSettings
+from natty.consuming.shutdown import run_until_signal
 from natty.elections import (
     BUCKET,
     Election,
@@ -581,9 +582,9 @@ def as_leader(
 ) -> AsLeader:
     """Decorate `work(term, …)`: calling it connects, campaigns, and runs it while this node is elected.
 
-    As `Natty.as_leader`, also with `every` and `cron`; without them the client is closed when the work has returned.
-    Connection settings come from the environment and the nats context, as for `Natty()`, or from `settings`. Options:
-    `ElectionSettings`.
+    As `Natty.as_leader`. With `every` or `cron` the call returns None after SIGTERM or SIGINT, see `stop_on_signals`;
+    without them the client is closed when the work has returned. Connection settings come from the environment and the
+    nats context, as for `Natty()`, or from `settings`. Options: `ElectionSettings`.
     """
 
     chosen = election_options("as_leader", name, options)
@@ -594,6 +595,6 @@ def as_leader(
             async with Natty(**(settings or {})) as client:
                 return await Election(client.jetstream, chosen).run(work, *args, **kwargs)
 
-        return campaign
+        return wraps(work)(lambda *a, **b: run_until_signal(campaign(*a, **b))) if chosen.repeats else campaign
 
     return decorate

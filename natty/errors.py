@@ -1,8 +1,14 @@
-"""The errors of natty, and `legible` text for their messages."""
+"""The errors of natty, and text that can be part of their messages."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -23,6 +29,30 @@ def legible(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     point = ord(match[0])
     return f"\\x{point - 0xDC00:02x}" if 0xDC80 <= point <= 0xDCFF else f"\\u{point:04x}"
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra: from the folder that natty was installed from, otherwise from PyPI."""
+    from importlib.metadata import PackageNotFoundError, distribution  # here: it takes longer than the rest of natty
+
+    try:
+        origin = json.loads(distribution("natty-nats").read_text("direct_url.json") or "{}")  # PEP 610
+    except PackageNotFoundError:
+        origin = {}
+    folder = Path(unquote(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
+    if folder is None or not folder.is_dir():
+        return f'{_pip()} install "natty-nats[{extra}]"'
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f'{_pip()} install {editable}"{"." if folder == Path.cwd() else folder}[{extra}]"'
+
+
+def _pip() -> str:
+    """Return the pip of this Python: the one on the PATH may install for another."""
+    python, found = Path(sys.executable), shutil.which("pip")
+    if found and Path(found).parent == python.parent:
+        return "pip"
+    here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return f"{shlex.quote(str(here))} -m pip"
 
 
 class NattyError(Exception):

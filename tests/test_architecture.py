@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from natty.errors import how_to_install
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / package).rglob("*.py"))
 
@@ -256,7 +258,7 @@ def test_a_library_stands_only_where_it_is_needed(library):
     assert strangers == []
 
 
-def test_without_its_extras_the_command_line_says_what_to_install():
+def test_without_its_extras_the_command_line_says_what_to_install(monkeypatch):
     """`pip install natty-nats` alone: everything that an extra brings is hidden from a fresh interpreter."""
     code = """
 import sys
@@ -268,12 +270,13 @@ sys.meta_path.insert(0, Hidden())
 from %s.cli import main
 main()
 """
+    monkeypatch.chdir(ROOT)
     for package, extra in (("natty", "cli"), ("capture", "capture")):
         ran = subprocess.run(
             [sys.executable, "-c", code % package], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert ran.returncode == 1
-        assert f'pip install "natty-nats[{extra}]"' in ran.stderr
+        assert how_to_install(extra) in ran.stderr
         assert "Traceback" not in ran.stderr
 
 

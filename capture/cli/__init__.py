@@ -14,6 +14,8 @@ def main() -> None:
 
         run = prepare(sys.argv[1:])
     except ImportError as error:
-        sys.exit(f'capture: the command line needs {error.name}; run: pip install "natty-nats[capture]"')
+        from natty.errors import how_to_install
+
+        sys.exit(f"capture: the command line needs {error.name}; run: {how_to_install('capture')}")
     unguard()
     run()

@@ -35,6 +35,7 @@ from natty.cli import connect
 from natty.cli.run import complaint, run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
+from natty.errors import how_to_install
 
 if TYPE_CHECKING:
     from capture.node.status.iceberg_rest import Archive
@@ -75,7 +76,7 @@ def serve(
         from capture.node.status.iceberg_rest import RestCatalog
         from natty.metrics import http
     except ModuleNotFoundError as error:
-        raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
+        raise ConfigError(f"the catalog needs {error.name}; run: {how_to_install('capture')}") from error
     tls = certificate(cert, key, plain_http)
     whole = settings.whole(config, {"stream": stream, "store": store}, nats)
     wanted = each(whole)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from capture.spark.client import FIRST_START, NOT_INSTALLED
+from capture.spark.client import FIRST_START, explain_not_installed
 from capture.spark.java import OLDEST, SETTING, Candidate
 from natty.cli.checks import Finding, Status
+from natty.errors import how_to_install
 from natty.wire.servers import NEEDS, Version, text_of
 
 PACKAGES = {
@@ -39,8 +40,8 @@ def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
         elif name in OPTIONAL:
             findings.append(Finding(name, Status.OK, f"not installed; needed for {use}"))
         else:
-            how = f'not installed; needed for {use}; run: pip install "natty-nats[spark]"'
-            findings.append(Finding(name, Status.FAIL, NOT_INSTALLED if name == "pyspark" else how))
+            how = f"not installed; needed for {use}; run: {how_to_install('spark')}"
+            findings.append(Finding(name, Status.FAIL, explain_not_installed() if name == "pyspark" else how))
     return findings
 
 
@@ -48,7 +49,7 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
     """Report which Java is used, and why the others are not."""
     findings: list[Finding] = []
     taken = False
-    what_to_do = 'run: pip install "natty-nats[spark]", or install openjdk-17-jre-headless'
+    what_to_do = f"run: {how_to_install('spark')}, or install openjdk-17-jre-headless"
     for one in candidates:
         if not one.usable:
             text = f"not usable: {one}" + (f", and Spark needs {OLDEST} or later" if one.version else "")

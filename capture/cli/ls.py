@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
 import msgspec
 
 from capture.archive.identity import archive_name, require_archive
 from capture.archive.manifest import Stored
-from capture.archive.trust import read_trusted_documents
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
-from capture.reading.inventory import Inventory
+from capture.reading.inventory import Inventory, take_partial_inventory
 from capture.stores import Store, open_store
 from natty.cli.run import run_async
 from natty.cli.tables import GrowingTable, print_document
@@ -31,7 +32,10 @@ def ls(
     encrypted_only: settings.EncryptedOnly = False,
     as_json: settings.Json = False,
 ) -> None:
-    """List the archive's blocks and table files, from the newest manifest and table in the store. Needs no server."""
+    """List the archive's blocks and table files, from the newest manifest and table in the store. Needs no server.
+
+    New blocks are stored, and a sweep adopts them into the manifest.
+    """
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, {}, needs=("store",))
     run_async(_list(open_store(wanted.store), wanted, as_json=as_json))
@@ -41,23 +45,31 @@ async def _list(store: Store, config: CaptureConfig, *, as_json: bool) -> None:
     """Print the newest state in the store, if it can be trusted. Raises CaptureError."""
     await require_archive(store)
     trust = config.trust(await archive_name(store))
-    picture = await read_trusted_documents(store, None, None, trust)
-    inventory = Inventory(store, picture, trust=trust)
+    picture, inventory, unreadable = await take_partial_inventory(store, trust=trust)
     if trust.encrypted_only:  # nothing is printed unless all of them are
         async for _ in inventory.scan():
             pass
+    for problem in unreadable:
+        print(f"capture: an entry can't be read: {problem}", file=sys.stderr)
     if as_json:
         await _print_json(inventory)
         return
     counts = await _print_table(inventory)
     numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
-    say(f"{numbers}: {write_count(counts['block'], 'block')}, {write_count(counts['table'], 'table file')}")
+    adopted = f"{numbers}: {write_count(counts['block'], 'block')}, {write_count(counts['table'], 'table file')}"
+    new = counts["new"]
+    say(adopted + (f", and {write_count(new, 'new block')} that the next sweep of a node adopts" if new else ""))
 
 
-async def _print_table(inventory: Inventory) -> dict[str, int]:
+def _parts(inventory: Inventory) -> list[AsyncGenerator[list[Stored], None]]:
+    """Return the adopted blocks, the table's files, and the blocks that wait for a sweep."""
+    return [inventory.scan_blocks(), inventory.scan_files(), inventory.scan_waiting()]
+
+
+async def _print_table(inventory: Inventory) -> Counter[str]:
     """Print a line for each object, and return how many there are of each kind."""
-    table, counts = GrowingTable(("path", "kind", ">messages", ">bytes", ">first", ">last")), {"block": 0, "table": 0}
-    for kind, parts in (("block", inventory.scan_blocks()), ("table", inventory.scan_files())):
+    table, counts = GrowingTable(("path", "kind", ">messages", ">bytes", ">first", ">last")), Counter[str]()
+    for kind, parts in zip(("block", "table", "new"), _parts(inventory), strict=True):
         async with aclosing(parts):
             async for part in parts:
                 table.add(
@@ -70,9 +82,9 @@ async def _print_table(inventory: Inventory) -> dict[str, int]:
 
 async def _print_json(inventory: Inventory) -> None:
     """Print one JSON document. If there are many objects it is printed while they are read."""
-    few: dict[str, list[Stored]] = {"blocks": [], "table": []}
+    few: dict[str, list[Stored]] = {"blocks": [], "table": [], "new": []}
     document: _Document | None = None
-    for name, parts in (("blocks", inventory.scan_blocks()), ("table", inventory.scan_files())):
+    for name, parts in zip(list(few), _parts(inventory), strict=True):
         async with aclosing(parts):
             async for part in parts:
                 few[name] += part

@@ -29,6 +29,7 @@ from natty import NattyError
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.run import EXIT_ERROR, LogFormat, LogLevel, complaint, configure_logging, run_async, sentences
+from natty.errors import how_to_install
 from natty.metrics.pages import Guard, guard_of
 
 if TYPE_CHECKING:  # a supervisor does not import what captures: it needs half of the memory
@@ -312,4 +313,4 @@ def _explain_import() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f'--metrics needs {error.name}; run: pip install "natty-nats[metrics]"') from error
+        raise ConfigError(f"--metrics needs {error.name}; run: {how_to_install('metrics')}") from error

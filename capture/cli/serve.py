@@ -19,6 +19,7 @@ from capture.node.status.status import look
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.errors import how_to_install
 from natty.metrics.access import Certificate
 
 Host = Annotated[str, typer.Option(help="Address to serve on.")]
@@ -87,7 +88,7 @@ def serve(
         from capture.node.status.status_page import StatusPage
         from natty.metrics import http
     except ModuleNotFoundError as error:
-        raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
+        raise ConfigError(f"the page needs {error.name}; run: {how_to_install('capture')}") from error
     tls = certificate(cert, key, plain_http)
     wanted, whole = settings.archive_beside_pipelines(config, {"stream": stream}, nats)
     tokens, book = settings.tokens(token_file) if token_file else [], runbook_url(runbook)

@@ -26,11 +26,11 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
+from natty.config.units import write_count
+from natty.errors import how_to_install
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the completion of a word may take
     from capture.reading.inventory import Inventory
-
-NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or use Spark: --engine spark'
 
 NOT_LIVE = (
     "Spark's engine reads only the archive: with --live, use --engine duckdb, or in your own program Spark's format"
@@ -88,7 +88,7 @@ def best_engine() -> Engine:
 
 async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine, live: bool) -> Rows:
     if engine is Engine.DUCKDB and not find_spec("duckdb"):
-        raise ConfigError(NOT_INSTALLED)
+        raise ConfigError(f"DuckDB is not installed here; run: {how_to_install('sql')}, or use Spark: --engine spark")
     if live and engine is Engine.SPARK:
         raise ConfigError(NOT_LIVE)
     from capture.reading import duck, tail
@@ -123,7 +123,7 @@ def _report_missing(stream: str) -> None:
 
 def _report_gap(stream: str, gone: Sequences) -> None:
     print(
-        f"capture: {len(gone):,} messages left stream {stream} during the query, and were not captured:"
+        f"capture: {write_count(len(gone), 'message')} left stream {stream} during the query, and were not captured:"
         f" {gone.describe()}",
         file=sys.stderr,
     )

@@ -7,10 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -19,19 +19,23 @@ from rich.text import Text
 from capture.archive.iceberg_state import CatalogState, FreshState, TableState
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError
 from capture.ingest.board import ArchiveState, Heard, StreamState
 from capture.ingest.board_trouble import Trouble
 from capture.node.status.pipelines import PipelinesLook, PipelinesStatus
 from capture.node.status.status import NO_CANDIDATE, Status, look
+from capture.reading.inventory import take_partial_inventory
+from capture.stores import open_store
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import Pairs, PlainConsole, Rows, print_document
 from natty.cli.terminal import printable
-from natty.config.units import write_count
+from natty.config.units import write_count, write_time
 
 EXIT_TROUBLE = 3
 WATCH_EVERY = 1.0  # seconds
+READ_WITHIN = 5.0  # seconds that a store may take
 
 
 @connect.options
@@ -79,7 +83,25 @@ async def _once(config: CaptureConfig, pipelines: PipelinesLook) -> Found:
 
 async def _look(natty: Natty, config: CaptureConfig, pipelines: PipelinesLook) -> Found:
     [archive], beside = await asyncio.gather(look(natty, [config]), pipelines.read(natty))
-    return Found(archive, beside)
+    return Found(await _count_new_blocks(archive, config), beside)
+
+
+async def _count_new_blocks(found: Status, config: CaptureConfig) -> Status:
+    """Return a status that counts the blocks that were stored after the last sweep, if no node counts them any more.
+
+    Without a store that can be read in time, the last sweep's figure stays.
+    """
+    state = found.board.state
+    if state is None or found.board.is_attended or not config.store:
+        return found
+    try:
+        async with asyncio.timeout(READ_WITHIN):
+            _, inventory, unreadable = await take_partial_inventory(open_store(config.store), trust=config.trust())
+            waiting = [one async for part in inventory.scan_waiting() for one in part]
+    except (CaptureError, TimeoutError):
+        return found
+    state = msgspec.structs.replace(state, unadopted=len(waiting) + len(unreadable))
+    return replace(found, board=replace(found.board, state=state))
 
 
 async def _watch(config: CaptureConfig, pipelines: PipelinesLook, *, as_json: bool) -> None:
@@ -157,7 +179,7 @@ def page(status: Status, pipelines: PipelinesStatus | None = None, *, whole: boo
 
 def _archive(status: Status, state: ArchiveState) -> Pairs:
     pairs: list[tuple[str, str]] = []
-    leads = f"{status.sweeper or 'none'}, since {_time(state.since)}, token {state.token}"
+    leads = f"{status.sweeper or 'none'}, since {write_time(state.since)}, token {state.token}"
     if status.sweeper != state.leader:
         leads = f"{status.sweeper or 'none'}; {state.leader} led the last sweep"
     pairs.append(("leader of the sweep", leads))
@@ -175,7 +197,7 @@ def _archive(status: Status, state: ArchiveState) -> Pairs:
     files = f"{write_count(state.files, 'file')}, {write_count(state.rows, 'message')}, {_size(state.table_bytes)}"
     pairs.append((f"table {state.table}", files + compacted))
     for one in state.tables:
-        known = f"{write_count(one.snapshots, 'snapshot')}, the current one is {one.current} of {_time(one.made)}"
+        known = f"{write_count(one.snapshots, 'snapshot')}, the current one is {one.current} of {write_time(one.made)}"
         pairs.append((f"Iceberg {one.stream}", f"{known}; {_describe_expiry(one)}"))
     if status.fresh:
         pairs.append(("fresh table", _describe_fresh(status.fresh)))
@@ -217,7 +239,7 @@ def _nodes(nodes: list[Heard]) -> Rows:
             (
                 node.node,
                 node.version,
-                _time(node.since),
+                write_time(node.since),
                 f"{stored.get('messages', 0):,}",
                 f"{stored.get('blocks', 0):,}",
                 _size(stored.get("bytes", 0)),
@@ -248,7 +270,9 @@ def _count(number: int | None) -> str:
 
 
 def _describe_fresh(fresh: FreshState) -> str:
-    last = "no commit by this leader yet" if fresh.committed is None else f"last commit at {_time(fresh.committed)}"
+    last = (
+        "no commit by this leader yet" if fresh.committed is None else f"last commit at {write_time(fresh.committed)}"
+    )
     shown = f"{write_count(fresh.shown, 'block')} with {write_count(fresh.messages, 'message')}"
     text = f"{shown} shown beside the files, {last}"
     if fresh.waiting:
@@ -259,7 +283,9 @@ def _describe_fresh(fresh: FreshState) -> str:
 
 def _describe_entry(entry: CatalogState) -> str:
     """Return what an entry in the user's catalog shows; the node's problem says why it is not the current table."""
-    shown = f"table {entry.number}, since {_time(entry.since)}" if entry.since else "no table that this node has set"
+    shown = (
+        f"table {entry.number}, since {write_time(entry.since)}" if entry.since else "no table that this node has set"
+    )
     return f"shows {shown}; not current, see below" if entry.trouble else f"current, shows {shown}"
 
 
@@ -269,10 +295,6 @@ def _describe_expiry(table: TableState) -> str:
         return "none expires"
     left = table.expires - time.time()
     return f"the next expires in {_age(left)}" if left > 0 else "the next has expired"
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _age(seconds: float) -> str:

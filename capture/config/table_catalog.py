@@ -13,6 +13,7 @@ from capture.archive.iceberg_state import Expiry
 from capture.archive.keyfile import check_private
 from capture.config.secrets import Redacted
 from capture.errors import ConfigError
+from natty.errors import how_to_install
 
 STREAM = "{stream}"
 NEEDS = {"rest": "pyiceberg", "sql": "sqlalchemy", "glue": "boto3"}
@@ -53,7 +54,7 @@ class TableCatalog(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_u
             return
         if find_spec(NEEDS[self.type]) is None:
             raise ConfigError(
-                f'a catalog of type {self.type} needs {NEEDS[self.type]}; run: pip install "natty-nats[catalogs]"'
+                f"a catalog of type {self.type} needs {NEEDS[self.type]}; run: {how_to_install('catalogs')}"
             )
         if STREAM not in self.table:
             raise ConfigError(f"the name of a table in the catalog must contain {STREAM}: {self.table!r}")

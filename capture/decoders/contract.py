@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from capture.ingest.record import Decoder, Records, V
 from capture.stores.plugin import FAULTS
+from natty.config.units import write_count
 from natty.wire.message import Batch, Message
 
 Flatten = Callable[[V], Iterable[Mapping[str, Any]]]
@@ -102,7 +103,8 @@ def guard(decode: Decoder[V]) -> Decoder[V]:
         try:
             records = decode(batch)
             if len(records) != len(batch):
-                raise ValueError(f"{len(records)} records were returned for {len(batch)} messages")
+                returned = write_count(len(records), "record", "was", "were")
+                raise ValueError(f"{returned} returned for {write_count(len(batch), 'message')}")
             return records
         except FAULTS as error:
             if len(batch) == 1:

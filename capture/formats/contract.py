@@ -44,7 +44,7 @@ class Format(ObjectWriter, Protocol):
 
     @property
     def unfit(self) -> Counter[str]:
-        """Number of values that did not fit their column so far, by column."""
+        """Number of values that did not fit their column so far, by column: 0 for each known column from the start."""
         ...
 
     def read(self, data: bytes) -> pa.Table:

@@ -58,7 +58,7 @@ class CsvWriter(Unlayered):
     format: ClassVar[str] = "csv"
 
     def __init__(self, decoding: Decoding[Any], flatten: Flatten[Any] | None = None) -> None:
-        self.unfit: Counter[str] = Counter()
+        self.unfit = Counter({FLATTEN: 0})
         self._counting = Lock()
         self._decoding = decoding
         self._flatten = flatten or decoding.flatten or flat

@@ -33,7 +33,7 @@ class DecodedWriter(NdjsonWriter):
     format: ClassVar[str] = "ndjson-decoded"
 
     def __init__(self, decoding: Decoding[Any], *, is_nested: bool) -> None:
-        self.unfit: Counter[str] = Counter()  # type: ignore[misc] # counts values that are not JSON
+        self.unfit = Counter({VALUE: 0})  # type: ignore[misc] # counts values that are not JSON
         self._counting = Lock()
         self._decoding = decoding
         encode = _encode_nested if is_nested else _encode_fields

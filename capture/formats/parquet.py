@@ -20,10 +20,11 @@ from capture.formats.contract import Positions
 from capture.formats.envelope import VERSION, to_table, with_envelope
 from capture.formats.pages import check_pages
 from capture.formats.schema import schema_of
-from capture.formats.typed_columns import Typed, typed_columns
+from capture.formats.typed_columns import WHOLE, Typed, typed_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Unlayered
 from capture.ingest.record import Records
+from natty.config.units import write_count
 
 log = logging.getLogger("capture.writers.parquet")
 
@@ -52,13 +53,14 @@ class ParquetWriter(Unlayered):
     def __init__(self, decoding: Decoding[Any] | None = None, *, compression: str = "zstd") -> None:
         if compression not in COMPRESSIONS:
             raise ConfigError(f"Parquet has no compression {compression!r}; known are {', '.join(COMPRESSIONS)}")
-        self.unfit: Counter[str] = Counter()
         self._counting = Lock()
         self._logged: set[str] = set()
         self._compression = compression
         self._decoding = decoding
         shape = None if decoding is None else decoding.shape
         self._schema = None if shape is None else schema_of(shape)
+        columns = [] if self._schema is None else [*self._schema.names, WHOLE]
+        self.unfit = Counter(dict.fromkeys(columns, 0))
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as a Parquet file."""
@@ -108,7 +110,10 @@ class ParquetWriter(Unlayered):
 
     def _log_misfits(self, block: SealedBlock, typed: Typed) -> None:
         """Count values that do not fit, and log differences from the decoder's shape, each of them once."""
-        said = {name: f"{len(rows)} values do not fit {name}" for name, rows in typed.unfit.items()}
+        said = {
+            name: f"{write_count(len(rows), 'value', 'does', 'do')} not fit {name}"
+            for name, rows in typed.unfit.items()
+        }
         said |= {f"{name} {kind}": f"{name} is {kind} in this block" for name, kind in typed.widened.items()}
         said |= {f"new {name}": f"there is a new field {name}" for name in typed.unknown}
         with self._counting:  # several threads write blocks

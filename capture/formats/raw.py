@@ -90,7 +90,9 @@ def _records(file: IO[bytes], part_bytes: int) -> Iterator[Records[Any]]:
         if len(records):
             yield records
     if left:
-        raise FormatError(f"it is cut off: the last {left:,} of its {begin.count:,} messages are missing")
+        raise FormatError(
+            f"it is cut off: of its {begin.count:,} messages the last {left:,} {'is' if left == 1 else 'are'} missing"
+        )
 
 
 def _begin(file: IO[bytes]) -> _Begin:

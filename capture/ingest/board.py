@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ from capture.archive.iceberg_state import CatalogState, CompactionState, FreshSt
 from capture.ingest.board_trouble import SENTENCES, Trouble, disagreement, few
 from capture.ingest.keys import quote_name
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
-from natty.config.units import parse_time
+from natty.config.units import parse_time, write_count
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
 from natty.kv.json_records import Seconds, Text, UnixTime, Whole, decode
@@ -88,15 +87,17 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
         """Return a sentence that says which messages are missing, and what happens to them; "" if none is."""
         if not self.missing:
             return ""
-        found = f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
-        return f"{found}; the stream has them, and the next sweep tries again to store them: {self.remedy}"
+        found, verb = write_count(self.missing, "acknowledged message"), "is" if self.missing == 1 else "are"
+        said = f"{found} of {self.stream} {verb} MISSING ({self.missing_are})"
+        return f"{said}; the stream has them, and the next sweep tries again to store them: {self.remedy}"
 
     def describe_awaited(self) -> str:
         """Return a sentence that says which messages are acknowledged and not stored yet; "" if none is."""
         if not self.awaited:
             return ""
+        verbs = "counts as acknowledged and is" if self.awaited == 1 else "count as acknowledged and are"
         return (
-            f"{self.awaited:,} messages of {self.stream} count as acknowledged and are not stored yet"
+            f"{write_count(self.awaited, 'message')} of {self.stream} {verbs} not stored yet"
             f" ({self.awaited_are}): the sweep stores those that no node has stored within {self.ack_wait:g} s"
         )
 
@@ -104,17 +105,20 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
         """Return a sentence that says which messages left the stream before a node could store them; "" if none did."""
         if not self.gone:
             return ""
-        which = f"{self.gone:,} messages of {self.stream} left it before a node stored them ({self.gone_are})"
-        return f"{which}: {self.gone_because}"
+        which = f"{write_count(self.gone, 'message')} of {self.stream} left it before a node stored them"
+        return f"{which} ({self.gone_are}): {self.gone_because}"
 
     def describe_gaps(self) -> str:
         """Return how many sequences the archive does not hold, why, and how many messages it repeats; or ""."""
-        gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
+        gone = self.gaps - (self.missing or 0) - self.awaited
+        told = "left the stream (expired, deleted, or acknowledged by another client)"
         if self.missing is None:
             told += ", or have subjects that are not captured"
         which = f" ({self.gaps_are})" if gone == self.gaps else ""
-        found = [f"{gone:,} sequences that the archive does not hold {told}{which}"] if gone else []
-        found += [f"{self.overlaps:,} messages are stored more than once until the compaction"] if self.overlaps else []
+        found = [f"{write_count(gone, 'sequence')} that the archive does not hold {told}{which}"] if gone else []
+        if self.overlaps:
+            twice = write_count(self.overlaps, "message", "is", "are")
+            found.append(f"{twice} stored more than once until the compaction")
         return f"{self.stream}: {', '.join(found)}" if found else ""
 
 
@@ -225,6 +229,11 @@ class BoardState:
         return self.state is None or self.ago > LATE * self.state.every + ALLOWANCE
 
     @property
+    def is_attended(self) -> bool:
+        """Whether a node has reported in time."""
+        return not all(one.is_late for one in self.nodes)
+
+    @property
     def locations(self) -> Mapping[str, str]:
         """The archive's URL according to each running node that can lead the compaction."""
         return {one.node.node: one.node.location for one in self.nodes if one.node.location and not one.is_late}
@@ -236,8 +245,10 @@ class BoardState:
 
     def troubles(self, *, leader: str) -> list[Trouble]:
         """Return each problem. `leader` is the sweep's leader by the election, "" if there is none."""
-        unled = Trouble("the sweep has no leader: stored blocks are not adopted", "capturenosweepleader")
-        found = [] if leader else [unled]
+        unled = "the sweep has no leader: stored blocks are not adopted"
+        if not self.is_attended:
+            unled = "no node is running: start one with `capture run`, it adopts the stored blocks"
+        found = [] if leader else [Trouble(unled, "capturenosweepleader")]
         found += few(self.unreadable)
         state = self.state
         if state is None:
@@ -341,14 +352,6 @@ class Board:
         except BucketNotFoundError:
             await self._natty.create_bucket(BUCKET, description=DESCRIPTION)
             return await write()
-
-
-def software_version() -> str:
-    """Return this software's version; "" if it runs from a folder and is not installed."""
-    try:
-        return version("natty-nats")
-    except PackageNotFoundError:
-        return ""
 
 
 def _term_of(value: bytes | None) -> int:

@@ -29,6 +29,7 @@ from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.table_commits import TableCommits, TableLeading
 from capture.stores.contract import Listing, Store
 from capture.stores.own_store import opening_url
+from natty.config.units import write_count
 
 MOST_DELETED = 20_000
 """Objects that a run deletes before it merges, in less than a minute; the next run deletes more."""
@@ -83,7 +84,9 @@ def apply(
     would hold a sequence twice.
     """
     if len(groups) != len(merged):
-        raise CompactionError(f"{len(groups)} groups were sent to the merge, {len(merged)} results were returned")
+        raise CompactionError(
+            f"{write_count(len(groups), 'group', 'was', 'were')} sent to the merge, {len(merged)} returned"
+        )
     blocks, files = ({one.path: one for one in part} for part in (picture.blocks, picture.files))
     live = blocks | files
     for group, result in zip(groups, merged, strict=True):
@@ -135,7 +138,7 @@ def _check_result(group: FileGroup, merged: Merged) -> None:
     if repeated - wanted or (repeated and group.distinct != "message_id"):
         wrong.append(f"sequences {repeated.describe()} were left out for their message ids")
     if merged.rows_in != group.rows:
-        wrong.append(f"{merged.rows_in} rows were read, the inputs have {group.rows}")
+        wrong.append(f"{write_count(merged.rows_in, 'row', 'was', 'were')} read, the inputs have {group.rows}")
     if merged.rows_in - merged.duplicates != len(expected):
         wrong.append(f"{merged.rows_in} rows less {merged.duplicates} duplicates are not {len(expected)} sequences")
     outputs = {one.path: one for one in merged.outputs}
@@ -288,7 +291,9 @@ async def _merge_due(
     while groups := due(left_out):
         answers = await engine.merge(store_url, groups)
         if len(groups) != len(answers):
-            raise CompactionError(f"{len(groups)} groups were sent to the merge, {len(answers)} results were returned")
+            raise CompactionError(
+                f"{write_count(len(groups), 'group', 'was', 'were')} sent to the merge, {len(answers)} returned"
+            )
         pairs = list(zip(groups, answers, strict=True))
         failed += [f"{group.output} could not be merged: {one.failed}" for group, one in pairs if one.failed]
         sound = [(group, one) for group, one in pairs if not one.failed]

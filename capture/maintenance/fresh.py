@@ -78,7 +78,7 @@ class FreshTable:
         return FreshState(shown=self._shown, messages=self._messages, committed=self._committed, waiting=waiting)
 
     def __repr__(self) -> str:
-        return f"FreshTable({self._head}, {len(self._later)} blocks wait)"
+        return f"FreshTable({self._head}, {len(self._later)} waiting)"
 
     async def step(self, leading: TableLeading, now: float) -> FreshReport:
         """Show the blocks that came since the last step, if any.

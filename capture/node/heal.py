@@ -245,7 +245,7 @@ class Healer:
             self._healed[progress.stream] += len(reading.stored)
             log.warning(
                 "stored %d messages of %s that the server counts as acknowledged and no node has stored (%s):"
-                " nats-server forgets delivered messages at a purge by subject or a rollup",
+                " another client acknowledged them, or nats-server forgot them at a purge by subject or a rollup",
                 len(reading.stored),
                 progress.stream,
                 reading.stored.describe(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from capture.node.node import Node
@@ -41,6 +42,10 @@ class NodeCollector(Collector):
             for node in nodes:
                 counter.add_metric([node.config.stream], node.stored[what])
             yield counter
+        failing = GaugeMetricFamily("capture_store_failing", "1 while blocks can't be stored.", labels=["stream"])
+        for node in nodes:
+            failing.add_metric([node.config.stream], float(bool(node.store_trouble)))
+        yield failing
         unfit = CounterMetricFamily("capture_unfit", "Values that fitted no column.", labels=["stream", "column"])
         for node in nodes:
             for column, count in list(node.writer.unfit.items()):
@@ -53,7 +58,8 @@ class NodeCollector(Collector):
 
 
 def _collect_pipelines(keeper: PipelineKeeper) -> Iterator[Metric]:
-    """Yield what this process's runs of pipelines add up to, as their leader."""
+    """Yield what this process's runs of pipelines add up to, as their leader: 0 before the first run."""
+    counted = {one.name: Counter[str]() for one in keeper.config.pipeline} | keeper.counts
     for what, text in (
         ("runs", "Runs of the pipeline by this node."),
         ("failed", "Runs among them that failed."),
@@ -64,17 +70,17 @@ def _collect_pipelines(keeper: PipelineKeeper) -> Iterator[Metric]:
         ("bytes_packed", "Bytes of small files that were merged after them."),
     ):
         counter = CounterMetricFamily(f"capture_pipeline_{what}", text, labels=["pipeline"])
-        for name, counts in list(keeper.counts.items()):
+        for name, counts in counted.items():
             counter.add_metric([name], counts[what])
         yield counter
     spent = CounterMetricFamily("capture_pipeline_run_seconds", "Seconds that these runs took.", labels=["pipeline"])
-    for name, counts in list(keeper.counts.items()):
+    for name, counts in counted.items():
         spent.add_metric([name], counts["milliseconds"] / 1000)
     yield spent
 
 
 def serve(running: Node | Several, address: str, guard: Guard | None = None) -> AbstractAsyncContextManager[int]:
-    """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
+    """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":8190" is every address).
 
     Raises natty's ConfigError if the address is malformed or can't be bound.
     """

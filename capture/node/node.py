@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Mapping
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from capture.errors import CaptureError, ConfigError, NotDrainedError, StoreErro
 from capture.formats import Writer
 from capture.formats import writer as choose_writer
 from capture.ingest.block import OpenBlocks
-from capture.ingest.board import Board, NodeState, announce, software_version
+from capture.ingest.board import Board, NodeState, announce
 from capture.ingest.commit import Acknowledger, CommitOptions, Committer
 from capture.ingest.handed_back import HandedBack
 from capture.ingest.hooks import Completion, Hook, hook
@@ -186,7 +187,7 @@ class Node:
         open_for = None if due is None else limits.max_age - due
         return NodeState(
             node=self.name,
-            version=software_version(),
+            version=_software_version(),
             since=self._since,
             every=self.config.sweep.every,
             stored=dict(self.stored),
@@ -352,3 +353,11 @@ class Node:
         ]
         self.keeper = PipelineKeeper(natty, config, self.name)
         return [*tasks, asyncio.create_task(self.keeper.stand())]
+
+
+def _software_version() -> str:
+    """Return "" if it runs from a folder and is not installed."""
+    try:
+        return version("natty-nats")
+    except PackageNotFoundError:
+        return ""

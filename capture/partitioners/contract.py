@@ -8,6 +8,7 @@ from capture.decoders.contract import by_batch, reason
 from capture.ingest.keys import NONE
 from capture.ingest.record import Record, Records, V
 from capture.stores.plugin import FAULTS
+from natty.config.units import write_count
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key per record; records with the same key share blocks. Undecodable ones always have their own key."""
@@ -36,7 +37,9 @@ def guard(partitioner: Partitioner[V]) -> Partitioner[V]:
         try:
             keys = partitioner(records)
             if len(keys) != len(records):
-                raise ValueError(f"{len(keys)} keys were returned for {len(records)} records")
+                raise ValueError(
+                    f"{write_count(len(keys), 'key', 'was', 'were')} returned for {write_count(len(records), 'record')}"
+                )
             hash(tuple(keys))
             return keys
         except FAULTS as error:

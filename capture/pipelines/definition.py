@@ -15,6 +15,7 @@ from capture.errors import ConfigError
 from capture.maintenance.schedule import Schedule
 from capture.pipelines.upkeep import HIDDEN, Analysis, Upkeep
 from natty.config.units import parse_duration
+from natty.errors import how_to_install
 
 Mode = Literal["append", "upsert", "replace"]
 Violation = Literal["fail", "drop", "quarantine"]
@@ -208,7 +209,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _require_sqlglot() -> None:
     if find_spec("sqlglot") is None:
-        raise ConfigError('a pipeline with SQL needs sqlglot; run: pip install "natty-nats[spark]"')
+        raise ConfigError(f"a pipeline with SQL needs sqlglot; run: {how_to_install('spark')}")
 
 
 def order(pipelines: Sequence[Pipeline], streams: Iterable[str]) -> list[Pipeline]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import FormatError
 from capture.reading.shares import Share
+from natty.config.units import write_count
 
 
 class Cursor:
@@ -91,7 +92,7 @@ def read_share(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
         if not left and share.withheld:  # otherwise the rest is read, so that the whole object is checked
             return
     if left:
-        raise FormatError(f"{path} differs from its record: {left:,} messages are missing")
+        raise FormatError(f"{path} differs from its record: {write_count(left, 'message', 'is', 'are')} missing")
 
 
 def _select_rows(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:

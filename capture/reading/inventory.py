@@ -78,10 +78,13 @@ class Inventory:
 
     async def scan(self, where: Where = ALL) -> AsyncGenerator[list[Stored], None]:
         """Yield the objects that `where` finds, a leaf at a time: blocks, files, then the blocks that wait."""
-        for parts in (self.scan_blocks(where), self.scan_files(where)):
+        for parts in (self.scan_blocks(where), self.scan_files(where), self.scan_waiting(where)):
             async with aclosing(parts):
                 async for part in parts:
                     yield part
+
+    async def scan_waiting(self, where: Where = ALL) -> AsyncGenerator[list[Stored], None]:
+        """Yield the blocks that `where` finds and that wait for a sweep."""
         found = [one for one in self._waiting if self._narrow(where).finds(one)]
         self._trust.check_objects(found)
         yield found
@@ -224,9 +227,21 @@ async def _complete(index: Index, one: Stored) -> Stored:
 
 async def take_inventory(store: Store, stream: str = "", *, trust: Trust = NO_CHECKS) -> Inventory:
     """Return the objects of a stream, or of all, by the newest documents in the store. Raises as `merge.make_look`."""
-    entries, unreadable = await read_entries(store)  # before the picture: see there
+    _, inventory, unreadable = await take_partial_inventory(store, stream, trust=trust)
     if unreadable:
         raise ManifestError(unreadable[0])
+    return inventory
+
+
+async def take_partial_inventory(
+    store: Store, stream: str = "", *, trust: Trust = NO_CHECKS
+) -> tuple[Picture, Inventory, list[str]]:
+    """Return the picture, its objects with the blocks that wait for a sweep, and a problem for each unreadable entry.
+
+    Otherwise as `take_inventory`.
+    """
+    entries, unreadable = await read_entries(store)  # before the picture: see there
     picture = await read_trusted_documents(store, None, None, trust, Where(stream=stream or None))
-    waiting = await find_unadopted(Indexes(store), picture, entries)
-    return Inventory(store, picture, await find_existing(store, waiting), trust=trust)
+    waiting = await find_existing(store, await find_unadopted(Indexes(store), picture, entries))
+    waiting.sort(key=lambda one: one.path)
+    return picture, Inventory(store, picture, waiting, trust=trust), unreadable

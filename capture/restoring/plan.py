@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from capture.reading.supply import Supply
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.survey import Survey
 from capture.restoring.uptake import LEVEL, MARK, own_metadata
-from natty.config.units import write_count
+from natty.config.units import write_count, write_time
 from natty.names import overlap
 from natty.wire.servers import NEEDS
 
@@ -225,8 +224,8 @@ def _consumers(
                 left.append(_other_place(name, one, place, contradiction))
             elif "pending" not in state and (again := _count_acknowledged_beyond(one, place)):
                 left.append(
-                    f"consumer {name} gets up to {again:,} messages again that it has acknowledged, after sequence"
-                    f" {state['ack_floor']['stream_seq']:,}"
+                    f"consumer {name} gets up to {write_count(again, 'message')} again that it has acknowledged, after"
+                    f" sequence {state['ack_floor']['stream_seq']:,}"
                 )
     return kept, left
 
@@ -299,8 +298,8 @@ def _name(found: Sequences, noun: str, one: str, several: str) -> str:
 def _report_too_old(config: Mapping[str, Any], survey: Survey, wanted: Sequences) -> Iterable[str]:
     if (age := config.get("max_age")) and (gone := survey.old & wanted):
         yield (
-            f"{len(gone):,} messages or more are older than the stream's max_age of {age / 1e9:g} s: the server"
-            " deletes them when that holds again"
+            f"at least {write_count(len(gone), 'message', 'is', 'are')} older than the stream's max_age of"
+            f" {age / 1e9:g} s: the server deletes them when that holds again"
         )
 
 
@@ -309,10 +308,10 @@ def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterabl
     yield "messages whose own time to live (Nats-TTL) is over are left out by the server"
     if past.record is None:
         unknown = "consumers, and what was deleted by then, are not known"
-        since = f"; the configuration is that of {_show(past.configured)}" if past.configured else ""
+        since = f"; the configuration is that of {write_time(past.configured)}" if past.configured else ""
         yield f"{_explain_no_record(past.later)}: {unknown}{since}"
     elif consumers:
-        when = f"at {_show(past.recorded)}"
+        when = f"at {write_time(past.recorded)}"
         if not past.record.created:
             when = "when the backup was made"
         if exact and all(past.record.consumers[one["config"]["name"]].pending is not None for one in consumers):
@@ -329,13 +328,9 @@ def _explain_no_record(later: Recording | None) -> str:
     if later is None:
         return "nothing was recorded by that time"
     if later.number == 1:
-        return f"nothing was recorded by that time, the first recording is of {_show(later.created)}"
+        return f"nothing was recorded by that time, the first recording is of {write_time(later.created)}"
     dropped = f"no recording by that time is kept (only the last {KEPT}, and the last of each hour)"
-    return f"{dropped}, the next one is of {_show(later.created)}"
-
-
-def _show(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{dropped}, the next one is of {write_time(later.created)}"
 
 
 def _report_nothing(past: Past, window: Window, there: Sequences, unrestorable: list[str]) -> Iterable[str]:

@@ -32,6 +32,7 @@ from capture.restoring.uptake import (
 )
 from capture.stores import Store
 from natty import JetStreamError, Natty
+from natty.config.units import write_count
 from natty.errors import RequestTimeoutError
 from natty.names import check_name
 from natty.streams.listing import all_streams
@@ -188,4 +189,4 @@ def _on_one_server(consumer: Mapping[str, Any]) -> dict[str, Any]:
 def _report_left_out(plan: Plan, sent: int, state: Mapping[str, Any]) -> Iterable[str]:
     if state["messages"] < sent:
         reason = "acknowledged by all consumers, or expired"
-        yield f"{sent - state['messages']:,} messages were left out by the server: {reason}"
+        yield f"{write_count(sent - state['messages'], 'message', 'was', 'were')} left out by the server: {reason}"

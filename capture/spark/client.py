@@ -37,9 +37,9 @@ from capture.spark.protocol import (
     View,
 )
 from capture.stores.own_store import is_own
+from natty.errors import how_to_install
 
 FIRST_START = "Spark starts for the first time here: an archive of its classes is made first, which takes a minute"
-NOT_INSTALLED = 'Spark is not installed here; run: pip install "natty-nats[spark]"'
 
 log = logging.getLogger("capture.spark.client")
 
@@ -168,7 +168,7 @@ class SparkDriver:
                 await self.kill()  # remove what is left of it
             if self._child is None:
                 if find_spec("pyspark") is None:
-                    raise SparkError(NOT_INSTALLED)
+                    raise SparkError(explain_not_installed())
                 if self._options.class_data and not class_data.is_made(choose(self._options.java)):
                     level = logging.WARNING if sys.stderr.isatty() else logging.INFO  # a person may be waiting, or not
                     log.log(level, FIRST_START, extra={"action": "class_data"})
@@ -176,10 +176,15 @@ class SparkDriver:
             return self._child
 
 
+def explain_not_installed() -> str:
+    """Return a sentence that says how to install Spark."""
+    return f"Spark is not installed here; run: {how_to_install('spark')}"
+
+
 def unavailable(options: SparkOptions) -> str:
     """Return why Spark can't run here; "" if it can, as far as can be checked without starting it. May block."""
     if None in (find_spec("pyspark"), find_spec("pyiceberg")):
-        return NOT_INSTALLED
+        return explain_not_installed()
     try:
         choose(options.java)
     except SparkError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capture.errors import SparkError
+from natty.errors import how_to_install
 
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
@@ -120,6 +121,6 @@ def _explain_missing(setting: str | None, passed_over: list[str]) -> str:
     if setting:
         return f"the Java that was set can't run Spark, which needs {OLDEST} or later{seen}"
     return (
-        f"Spark needs Java {OLDEST} or later and found none{seen}: "
-        'pip install "natty-nats[spark]", or install Debian\'s openjdk-17-jre-headless'
+        f"Spark needs Java {OLDEST} or later and found none{seen}; run: {how_to_install('spark')}, or install Debian's"
+        " openjdk-17-jre-headless"
     )

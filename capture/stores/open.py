@@ -14,6 +14,7 @@ from capture.stores.memory import MemoryStore
 from capture.stores.own_store import is_own, open_own
 from capture.stores.plugin import is_missing, load_function
 from natty.config.settings import redact
+from natty.errors import how_to_install
 
 KNOWN = (
     "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name, and"
@@ -47,7 +48,7 @@ def open_store(url: str | Path | Store) -> Store:
         try:
             from capture.stores.object import ObjectStore  # the only import of obstore: 16 MB that folders don't need
         except ModuleNotFoundError as error:
-            raise ConfigError(f'object stores need {error.name}; run: pip install "natty-nats[capture]"') from error
+            raise ConfigError(f"object stores need {error.name}; run: {how_to_install('capture')}") from error
         return ObjectStore(Address.parse(url))
     try:
         parts = urlsplit(url)

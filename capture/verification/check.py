@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 from capture.archive.chain import Head, HeadReader, latest_offline, read
 from capture.archive.heads import SWEEP, head_readers, newest_readers
@@ -14,10 +15,10 @@ from capture.archive.index.tree import ALL, Where
 from capture.archive.manifest import Manifest, Stored
 from capture.archive.picture import Picture, read_documents, read_picture
 from capture.archive.recording import Consumer, Recording, resume
-from capture.archive.scope import find_out_of_scope, read_records
+from capture.archive.scope import find_out_of_scope
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
-from capture.config.consumers import Position, consumer_states, consumers_of, read_recorded_consumers
+from capture.config.consumers import Position, consumer_states, read_recorded_consumers
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, DamagedIndexError, ManifestError, NewerFormatError, NotStoredError
 from capture.ingest.board import server_time
@@ -28,8 +29,10 @@ from capture.stores import Store
 from capture.verification.audit import HeadReaders, audit
 from capture.verification.explanation import Explained, explain
 from capture.verification.objects import Progress, read_archive
+from capture.verification.recorded_stream import has_limits, list_configurations, read_accountable, read_recorded_report
 from capture.verification.verdict import Holdings, StreamReport, Verdict, compare
 from natty import Natty, StreamNotFoundError
+from natty.config.units import write_count, write_time
 from natty.streams import stream_state
 from natty.wire.servers import Version
 
@@ -67,7 +70,9 @@ class Check:
         """WRONG if something is missing or damaged; UNCHECKED if something could not be checked; otherwise WELL."""
         if not self.verdict.ok:
             return WRONG
-        return UNCHECKED if self.uncompared or self.verdict.unchecked or self.verdict.awaited else WELL
+        verdict = self.verdict
+        doubtful = self.uncompared or verdict.unchecked or verdict.awaited or verdict.unexplained
+        return UNCHECKED if doubtful else WELL
 
     @property
     def ok(self) -> bool:
@@ -77,15 +82,14 @@ class Check:
     def sentence(self) -> str:
         """Return the verdict for people."""
         said = [self.verdict.sentence()]
-        if self.verdict.remaining:
-            said.append(f"{len(self.verdict.remaining):,} messages of the stream are not captured yet")
+        if left := len(self.verdict.remaining):
+            said.append(f"{write_count(left, 'message')} of the stream {'is' if left == 1 else 'are'} not captured yet")
         if self.unacknowledged:
-            said.append(f"{self.unacknowledged:,} newer messages are not acknowledged yet")
+            said.append(f"{write_count(self.unacknowledged, 'newer message', 'is', 'are')} not acknowledged yet")
         if self.gone:
             said.append(f"the stream {self.stream} is gone")
         if self.recorded:
-            when = datetime.fromtimestamp(self.recorded, UTC)
-            said.append(f"compared with the recording of {when:%Y-%m-%d %H:%M:%S} UTC")
+            said.append(f"compared with the recording of {write_time(self.recorded)}")
         if not self.deep:
             said.append("checksums were not checked")
         if self.uncompared:
@@ -153,7 +157,8 @@ async def check(
     else:
         if not held.objects and not held.problems and config.stream not in recording.streams:
             await require_archive(store, config.stream)
-        verdict = compare(held, await _read_recorded_report(config, store, recording))
+        look = partial(archive_picture, live, config, store)
+        verdict = compare(held, await read_recorded_report(config, store, recording, look))
     return Check(
         verdict=verdict,
         held=held,
@@ -247,6 +252,7 @@ class Acknowledged:
     `last` is the stream's last sequence, read earlier; `at` is the time in Unix seconds by the server's clock. `gone`:
     capture's consumer does not exist. Its progress is then the archive's record, if there is one. `no_consumer`:
     capture reads by direct gets, so the archive's set is the progress; messages before `start` are out of its scope.
+    `acks_delete`, `accountable`: as in `StreamReport`.
     """
 
     last: int
@@ -255,6 +261,8 @@ class Acknowledged:
     waiting: int = 0
     delivered: int | None = None
     acks_delete: bool = False
+    configurations: tuple[dict[str, Any], ...] = ()
+    accountable: int | None = None
     gone: bool = False
     no_consumer: bool = False
     start: int = 1
@@ -286,13 +294,17 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
             f" created at {info['created']}: it is another stream. To check only the archive, use --offline"
         )
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
+    configurations = (info["config"],)
     states = await consumer_states(natty, config)
     scope = None if states else await read_direct_scope(store, config.stream)
     if scope or config.is_direct:
         at, start = server_time(info), scope.start if scope else 1
-        return Acknowledged(last=last, floor=last, at=at, no_consumer=True, start=start)
+        return Acknowledged(last=last, floor=last, at=at, configurations=configurations, no_consumer=True, start=start)
     if not states:
-        return Acknowledged(last=last, floor=last, at=server_time(info), acks_delete=acks_delete, gone=True)
+        at = server_time(info)
+        return Acknowledged(
+            last=last, floor=last, at=at, acks_delete=acks_delete, configurations=configurations, gone=True
+        )
     position = Position.of(states)
     return Acknowledged(
         last=last,
@@ -301,6 +313,7 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
         waiting=position.pending + position.unacked,
         delivered=position.delivered,
         acks_delete=acks_delete,
+        configurations=configurations,
     )
 
 
@@ -318,6 +331,12 @@ async def _compare_live(
     reported its progress? What does the sweep's leader report about them? Also returns the messages that were stored
     meanwhile, and advice about the missing ones.
     """
+    known = (*before.configurations, *list_configurations(recording.streams.get(config.stream)))
+    before = replace(before, configurations=known)
+    if before.acks_delete:
+        look = partial(archive_picture, natty, config, store)
+        accountable = await read_accountable(store, config.stream, known, before.at, look)
+        before = replace(before, accountable=accountable)
     verdict = compare(held, await _read_report(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
         return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
@@ -359,31 +378,10 @@ async def _read_report(natty: Natty, config: CaptureConfig, before: Acknowledged
         | recording.find_deleted(config.stream).within(1, first - 1),
         delivered=before.delivered,
         acks_delete=before.acks_delete,
+        limited=has_limits(before.configurations),
+        accountable=before.accountable,
         unwanted=Sequences.from_range(1, before.start - 1),
         no_consumer=before.no_consumer,
-    )
-
-
-async def _read_recorded_report(config: CaptureConfig, store: Store, recording: Recording) -> StreamReport | None:
-    """Return the recorded report of the stream; None if it is missing, damaged, or has no progress of capture."""
-    record = recording.streams.get(config.stream)
-    try:
-        asked = await read_records(store, config.stream)
-    except ManifestError:
-        return None  # the audit names it
-    if record is None or not (found := consumers_of(record, config, asked)):
-        return None
-    last = min(record.state["last_seq"], *(resume(consumer)[0].stream_seq for consumer in found.values()))
-    begin = min((one.start for one in asked), default=1)
-    whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
-    return StreamReport(
-        first=max(1, record.state["first_seq"]),
-        last=last,
-        deleted=recording.find_deleted(config.stream),
-        unwanted=Sequences.from_range(1, begin - 1),
-        doubtful=Sequences.from_range(begin, whole - 1),
-        delivered=min(consumer.delivered.stream_seq for consumer in found.values()),
-        acks_delete=record.configurations[-1].config["retention"] != "limits",
     )
 
 

@@ -60,7 +60,7 @@ def nagios_unknown(reason: str) -> tuple[int, str]:
     return UNKNOWN, _line(UNKNOWN, reason)
 
 
-_LIMITS = {"missing": ";;0", "duplicates": ";;0", "problems": ";;0", "unchecked": ";0"}
+_LIMITS = {"missing": ";;0", "duplicates": ";;0", "problems": ";;0", "unchecked": ";0", "unexplained": ";0"}
 """Warning and critical thresholds: above zero."""
 
 

@@ -19,6 +19,7 @@ from capture.reading.stream_times import find_first_since, read_present
 from capture.stores import Store
 from capture.verification.verdict import Holdings
 from natty import Batch, Natty
+from natty.config.units import write_count
 from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.streams.contents import check_purge
@@ -74,7 +75,9 @@ def plan_purge(stock: Stock, held: Holdings, keep: int = 0) -> Plan:
         (floor + 1, f"{name} still needs messages after sequence {floor}") for name, floor in stock.floors.items()
     ]
     if keep:
-        bounds.append((_find_first_of_newest(stock.present, keep), f"the newest {keep:,} messages are kept"))
+        bounds.append(
+            (_find_first_of_newest(stock.present, keep), f"the newest {write_count(keep, 'message', 'is', 'are')} kept")
+        )
     if stock.young is not None:
         bounds.append((stock.young, f"messages from sequence {stock.young} on are too young"))
     before, reason = min(bounds, key=lambda bound: bound[0])

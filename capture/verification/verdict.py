@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from capture.archive.sequences import Sequences
+from natty.config.units import write_count
 
 TOLD = 1000
 """The limit of runs of a set, and of sentences, in JSON; the rest is counted."""
@@ -23,9 +24,11 @@ class StreamReport:
     were deleted in the stream, below `first` too if that was recorded. `unwanted` were not to be captured (other
     subjects, before its start); for `doubtful` ones that can't be determined any more. `delivered` is the highest
     sequence that was ever delivered to capture, if known. `awaited` are acknowledged, and nodes may still store them.
-    `acks_delete`: the stream is a work queue, or has interest retention. `no_consumer`: capture reads all that the
-    archive does not hold, and `last` is the stream's. Read `last` before the archive and the rest
-    after it: see `verification.check`.
+    `acks_delete`: the stream is a work queue, or has interest retention. `limited`: messages may have left it because
+    of a limit (age, number, size, a TTL). `accountable` is the sequence from which on the archive claims to hold every
+    message, and no limit can have removed one; None: there is none, or it is not known. `no_consumer`: capture reads
+    all that the archive does not hold, and `last` is the stream's. Read `last` before the archive and the rest after
+    it: see `verification.check`.
     """
 
     first: int
@@ -36,6 +39,8 @@ class StreamReport:
     delivered: int | None = None
     awaited: Sequences = field(default_factory=Sequences)
     acks_delete: bool = False
+    limited: bool = True
+    accountable: int | None = None
     no_consumer: bool = False
 
 
@@ -81,7 +86,9 @@ class Verdict:
     may still store; `remaining`, which capture without a consumer has still to read or to store. `unseen` is the part
     of `expired` that was provably gone before it could be delivered to capture, `incomplete` the part of `undecodable`
     that is only in objects which do not keep messages whole.
-    For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages. `waiting`
+    For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages.
+    `unexplained` is the part of these that the archive claims to hold, and that no limit of the stream can have
+    removed. `limited`: limits may have removed the expired ones; `acks_delete`: acknowledgements may have. `waiting`
     are stored and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the
     gaps whose content can't be determined. If the archive is `unread`, all its sequences are unknown.
     """
@@ -96,6 +103,7 @@ class Verdict:
     unseen: Sequences = field(default_factory=Sequences)
     incomplete: Sequences = field(default_factory=Sequences)
     unproven: Sequences = field(default_factory=Sequences)
+    unexplained: Sequences = field(default_factory=Sequences)
     unknown: Sequences = field(default_factory=Sequences)
     waiting: Sequences = field(default_factory=Sequences)
     beyond: Sequences = field(default_factory=Sequences)
@@ -106,6 +114,8 @@ class Verdict:
     unchecked: tuple[str, ...] = ()
     asked: bool = True
     unread: bool = False
+    limited: bool = True
+    acks_delete: bool = False
 
     @property
     def ok(self) -> bool:
@@ -116,7 +126,9 @@ class Verdict:
         """Return the verdict for people, in one sentence; problems come last."""
         if self.unread:
             which = (
-                f": {len(self.unknown):,} sequences are unchecked ({self.unknown.describe()})" if self.unknown else ""
+                f": {write_count(len(self.unknown), 'sequence', 'is', 'are')} unchecked ({self.unknown.describe()})"
+                if self.unknown
+                else ""
             )
             return f"the archive could not be read{which}; {self._judge()}"
         classes = (
@@ -124,10 +136,10 @@ class Verdict:
             (self.undecodable - self.incomplete, "undecodable and kept raw"),
             (self.incomplete, "undecodable and not kept whole"),
             (self.deleted, "deleted in the stream"),
-            (self.expired, "expired in the stream"),
+            (self.expired, self._name_expired()),
             (self.unseen, "of these certainly before they were delivered to capture"),
             (
-                self.unproven,
+                self.unproven - self.unexplained,
                 "of these without proof that capture did not lose them: this stream deletes acked messages",
             ),
             (self.removed, "removed by the archive's retention"),
@@ -142,14 +154,26 @@ class Verdict:
             found.append(f"{len(self.unknown):,} others unknown ({self.unknown.describe()})")
         return f"{', '.join(found)}; {self._judge()}"
 
+    def _name_expired(self) -> str:
+        if self.acks_delete:
+            return "removed from the stream"
+        return "expired in the stream" if self.limited else "purged from the stream"
+
     def _judge(self) -> str:
         wrong = [f"{len(self.missing):,} MISSING ({self.missing.describe()})"] if self.missing else []
         wrong += [f"{self.duplicates:,} twice in the table"] if self.duplicates else []
         wrong += list_some(self.problems)
         if self.awaited:
             wrong.append(
-                f"{len(self.awaited):,} acknowledged messages are not stored yet ({self.awaited.describe()}), and nodes"
-                " may hold them: the sweep stores those that no node has stored within ack_wait, check again then"
+                f"{write_count(len(self.awaited), 'acknowledged message', 'is', 'are')} not stored yet"
+                f" ({self.awaited.describe()}), and nodes may hold them: the sweep stores those that no node has"
+                " stored within ack_wait, check again then"
+            )
+        if self.unexplained:
+            wrong.append(
+                f"{len(self.unexplained):,} messages were removed from the stream without being captured"
+                f" ({self.unexplained.describe()}), and no limit of the stream explains it: another client acknowledged"
+                " them, or they were purged or deleted"
             )
         if not wrong:
             wrong = ["nothing is missing" if self.asked else "every object is sound"]
@@ -176,7 +200,7 @@ class Verdict:
 
 COUNTED = (
     "stored", "undecodable", "deleted", "expired", "missing", "removed", "unwanted", "unseen", "unproven",
-    "unknown", "waiting", "beyond", "awaited", "remaining",
+    "unexplained", "unknown", "waiting", "beyond", "awaited", "remaining",
 )  # fmt: skip
 """The sets of a verdict whose sizes are in its JSON."""
 
@@ -201,6 +225,7 @@ def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
     expired = ever - inside - deleted - ours
     unaccounted = inside - deleted - ours
     unseen = expired & _find_unseen(held, stream)
+    unproven = (deleted | expired) - unseen if stream.acks_delete else Sequences()
     remaining = unaccounted - stream.unwanted if stream.no_consumer else Sequences()
     return Verdict(
         **_shared_fields(held),
@@ -211,9 +236,12 @@ def compare(held: Holdings, stream: StreamReport | None) -> Verdict:
         awaited=(unaccounted & stream.awaited) - stream.unwanted - stream.doubtful,
         unwanted=unaccounted & stream.unwanted,
         unseen=unseen,
-        unproven=(deleted | expired) - unseen if stream.acks_delete else Sequences(),
+        unproven=unproven,
+        unexplained=unproven.within(stream.accountable or stream.last + 1, stream.last),
         unknown=(unaccounted & stream.doubtful) - stream.unwanted,
         beyond=held.stored - ever,
+        limited=stream.limited,
+        acks_delete=stream.acks_delete,
     )
 
 

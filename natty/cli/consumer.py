@@ -17,7 +17,7 @@ from natty.cli.consumer_show import facts_of, list_rows, report_rows
 from natty.cli.setting_flags import moment
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
-from natty.config.units import NANOSECONDS, show_duration
+from natty.config.units import NANOSECONDS, show_duration, write_time
 from natty.errors import ConfigError
 from natty.streams import ConsumerInfo, consumer_info, stream_state
 from natty.streams.listing import Listing, all_consumers, consumer_names
@@ -141,7 +141,7 @@ def resume(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = 
 
 
 def _show_time(when: datetime) -> str:
-    return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return write_time(when.timestamp())
 
 
 def _read(nats: dict[str, Any], stream: str, consumer: str) -> ConsumerInfo:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from natty.config.units import NANOSECONDS, nanoseconds_of, parse_time, show_duration, show_size
+from natty.config.units import NANOSECONDS, nanoseconds_of, parse_time, show_duration, show_size, write_time
 from natty.streams import ConsumerInfo
 from natty.streams.listing import Listing
 from natty.streams.report import mark_servers
@@ -101,7 +101,7 @@ def _state(info: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
     groups = info.get("priority_groups") or []
     pinned = [f"{one['group']}: {one['pinned_client_id']}" for one in groups if one.get("pinned_client_id")]
     return [
-        ("Created", f"{info['created'][:19].replace('T', ' ')} UTC, {since(info['created'], now)}"),
+        ("Created", f"{write_time(parse_time(info['created']) / NANOSECONDS)}, {since(info['created'], now)}"),
         ("Paused", paused),
         ("Cluster", _servers(info)),
         ("Last delivered", _place(info["delivered"], now)),

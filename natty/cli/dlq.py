@@ -13,6 +13,7 @@ from natty.cli import completion, connect
 from natty.cli.ask import Force
 from natty.cli.tables import Json, PlainConsole, print_document, print_pairs, print_table
 from natty.cli.terminal import printable, say
+from natty.config.units import NANOSECONDS, parse_time, write_count, write_time
 from natty.consuming.dead_letters import LETTERS, Retried
 
 app = typer.Typer(help="Dead letters.", no_args_is_help=True)
@@ -51,7 +52,7 @@ def ls(
     found = _list(nats, letters, wanted, limit + 1, newest_first=not oldest)
     _print_list(found[:limit], as_json=as_json)
     if len(found) > limit:
-        print(f"natty: there are more than {limit} letters: raise --limit", file=sys.stderr)
+        print(f"natty: there are more than {write_count(limit, 'letter')}: raise --limit", file=sys.stderr)
 
 
 @app.command()
@@ -181,10 +182,14 @@ def preview(data: bytes) -> str:
     payload = payload_of(data)
     if "payload" in payload:
         text, size = printable(payload["payload"][:SHOWN_CHARACTERS], also="\n\t"), len(payload["payload"])
-        return text if size <= SHOWN_CHARACTERS else f"{text}\n… {size - SHOWN_CHARACTERS} more characters: see --json"
+        return (
+            text
+            if size <= SHOWN_CHARACTERS
+            else f"{text}\n… {write_count(size - SHOWN_CHARACTERS, 'more character')}: see --json"
+        )
     digits = data[: SHOWN_CHARACTERS // 2].hex(" ")
     more = len(data) - SHOWN_CHARACTERS // 2
-    return digits if more <= 0 else f"{digits}\n… {more} more bytes: see --json"
+    return digits if more <= 0 else f"{digits}\n… {write_count(more, 'more byte')}: see --json"
 
 
 def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -194,7 +199,7 @@ def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
     if not found:
         say("no dead letters")
         return
-    brief = [facts | {"buried": facts["buried"][:19].replace("T", " ")} for facts in found]
+    brief = [facts | {"buried": write_time(parse_time(facts["buried"]) / NANOSECONDS)} for facts in found]
     rows = [["gone" if one[name] is None else one[name] for name in COLUMNS] for one in brief]
     print_table([f">{name}" if name in NUMBERS else name for name in COLUMNS], rows)
 
@@ -214,7 +219,7 @@ def _print_letter(letter: Letter) -> None:
 
 
 def _count(letters: int) -> str:
-    return f"{letters} dead letter{'' if letters == 1 else 's'}"
+    return write_count(letters, "dead letter")
 
 
 def _refusals(result: Retried) -> str:

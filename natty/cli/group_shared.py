@@ -13,6 +13,7 @@ from natty.cli import completion, connect
 from natty.cli.ask import Force, confirm
 from natty.cli.tables import Json, print_document, print_pairs, print_table
 from natty.cli.terminal import say
+from natty.config.units import write_count
 from natty.errors import BadGroupError, GroupNotFoundError
 from natty.groups import ElasticRecord, PartitioningFilter, Record, StaticRecord
 from natty.groups.admin import GroupAdmin, Kind, MemberState, list_groups
@@ -294,11 +295,11 @@ async def _describe_deletion(admin: Admin) -> str:
     """Return a description of what would be deleted. Raises GroupNotFoundError if there is nothing."""
     buffered = await admin.count_buffered() if isinstance(admin, ElasticAdmin) else None
     try:
-        listed = f" with {len((await admin.read()).member_names)} members"
+        listed = f" with {write_count(len((await admin.read()).member_names), 'member')}"
     except BadGroupError:
         listed = ", whose record can't be read,"
     except GroupNotFoundError:
         if buffered is None:
             raise
         listed = ", of which only the work queue is left,"
-    return f"{admin}{listed}" + (f" and {buffered} unacknowledged messages" if buffered else "")
+    return f"{admin}{listed}" + (f" and {write_count(buffered, 'unacknowledged message')}" if buffered else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 CONNECTION = "Connection options"
 """The heading (`rich_help_panel`) of the options that all commands with a connection share."""
 WHOLE = 10**6  # characters of a summary
+LONGEST_LINE = 76  # characters of an example, with its indent
 
 
 class ExampleCommand(TyperCommand):
@@ -28,13 +30,16 @@ class ExampleCommand(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, one a line and not wrapped, so that they can be copied."""
+        """Write the examples, each under the name that was called; a long one is continued as shells read it."""
         super().format_epilog(ctx, formatter)
         module = getattr(ctx.find_root().command, "examples", "")
-        if module and (lines := examples(import_module(module).EXAMPLES, _path(ctx))):
+        path = _path(ctx)
+        if module and (found := examples(import_module(module).EXAMPLES, path)):
             with formatter.section("Examples"):
-                for line in lines:
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+                indent = " " * formatter.current_indent
+                for example in found:
+                    for line in fold(ctx.command_path + example.removeprefix(path), LONGEST_LINE - len(indent)):
+                        formatter.write(f"{indent}{line}\n")
 
 
 class SummaryGroup(TyperGroup):
@@ -51,6 +56,27 @@ class SummaryGroup(TyperGroup):
 def examples(text: str, path: str) -> list[str]:
     """Return the lines of a text that are examples of a command, `natty stream add`."""
     return [line for line in text.strip().splitlines() if f"{line} ".startswith(f"{path} ")]
+
+
+def fold(command: str, width: int) -> list[str]:
+    """Return a command line as lines of at most `width` characters, which a shell reads as one.
+
+    Words stay whole, and an option stays with its value.
+    """
+    parts: list[str] = []
+    for word in shlex.split(command, posix=False):
+        if parts and parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("-"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return lines
 
 
 def show_examples(app: typer.Typer) -> None:

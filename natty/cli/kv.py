@@ -18,6 +18,7 @@ from natty.cli.ask import Force, confirm, lifetime, seconds
 from natty.cli.setting_flags import document_of
 from natty.cli.tables import Json, print_pairs, print_table
 from natty.cli.terminal import json_text, say, write
+from natty.config.units import write_count
 from natty.errors import KeyNotFoundError
 from natty.kv import BucketStatus, Entry, Gone, PictureComplete, list_buckets
 from natty.streams.schema import BucketConfig, texts
@@ -204,7 +205,7 @@ def delete(
     if revision is not None and not key:
         raise typer.BadParameter("a bucket has no revision: give the key", param_hint="--revision")
     status = connect.call(nats, lambda natty: natty.bucket(bucket).status())
-    whole = f"bucket {bucket} with {status['values']} values"
+    whole = f"bucket {bucket} with {write_count(status['values'], 'value')}"
     confirm(f"Delete {f'key {key} of bucket {bucket}' if key else whole}?", force=force)
     if key:
         connect.call(nats, lambda natty: natty.bucket(bucket).delete(key, revision=revision))
@@ -290,7 +291,7 @@ async def _watch(
     async with aclosing(bucket.watch(*filters, **options).__aiter__()) as events:
         async for event in events:
             if isinstance(event, PictureComplete):
-                print(f"{event.keys} keys; watching {name}", file=sys.stderr, flush=True)
+                print(f"{write_count(event.keys, 'key')}; watching {name}", file=sys.stderr, flush=True)
                 continue
             line = f"[{_time(event)}] {_operation(event)} {name} > {event.key}: {_text(event)}"
             say(_json(name, event) if as_json else line)

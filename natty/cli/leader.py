@@ -22,7 +22,7 @@ from natty.cli.interrupts import SIGNALED
 from natty.cli.run import log_as_daemon
 from natty.cli.tables import Json, print_document, print_table
 from natty.cli.terminal import json_text, say
-from natty.config.units import show_time
+from natty.config.units import NANOSECONDS, parse_time, show_time, write_time
 from natty.elections import BUCKET, LastRun, TermNote, elections, last_success, leadership, trail
 from natty.elections.options import LEASE
 from natty.elections.process import Program
@@ -50,8 +50,12 @@ def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False
     if not found:
         say(f"bucket {bucket} never had an election")
         return
-    rows = [(one["election"], one["node"] or "none", one["token"] or "", one["since"][:19]) for one in found]
+    rows = [(one["election"], one["node"] or "none", one["token"] or "", _show_since(one)) for one in found]
     print_table(("election", "leader", ">token", "since"), rows)
+
+
+def _show_since(one: dict[str, Any]) -> str:
+    return write_time(parse_time(one["since"]) / NANOSECONDS) if one["since"] else ""
 
 
 async def _ls(natty: Natty, bucket: str) -> list[dict[str, Any]]:
@@ -88,7 +92,7 @@ def show(
 
 
 def _describe(note: TermNote) -> str:
-    began = datetime.fromtimestamp(note.began, UTC).isoformat(timespec="seconds")
+    began = write_time(note.began)
     if note.ended is None:
         return f"  {began}  {note.node}, token {note.token}: no end recorded"
     return f"  {began}  {note.node}, token {note.token}: {note.reason} after {note.ended - note.began:.1f} s"

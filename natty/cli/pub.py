@@ -19,6 +19,7 @@ from natty.cli.schedule import show_waiting
 from natty.cli.show import fields_of
 from natty.cli.tables import Json
 from natty.cli.terminal import json_text, say, write
+from natty.config.units import write_count
 from natty.names import check_subject
 from natty.publishing.timing import Timing
 from natty.wire.message import Headers, encode_headers
@@ -186,4 +187,4 @@ def _sentence(done: dict[str, Any]) -> str:
         again = ", a duplicate: it was already stored" if done["duplicate"] else ""
         return f"stored in {done['stream']} at sequence {done['sequence']}{again}"
     verb = f"stored in {done['stream']}" if "stream" in done else "published"
-    return f"{done['messages']} message{'' if done['messages'] == 1 else 's'} {verb} on {done['subject']}"
+    return f"{write_count(done['messages'], 'message')} {verb} on {done['subject']}"

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from natty.cli import connect
 from natty.errors import ConfigError, NattyError
 from natty.testing import NatsCluster, NatsServer, ServerOptions
 from natty.testing.server_options import connect_options
@@ -69,6 +68,6 @@ def _greet(settings: dict[str, object]) -> None:
     print("Paste these lines into another shell:")
     for name, value in values.items():
         print(f"export {_VARIABLES[name]}={shlex.quote(value)}")
-    print("Check the server:")
-    print(f"natty doctor {shlex.join(connect.flags_of(values))}")
-    print("Press Ctrl-C to stop.", flush=True)
+    print("Then check the server there:")
+    print("natty doctor")
+    print("Press Ctrl-C here to stop.", flush=True)

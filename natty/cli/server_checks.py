@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from natty.cli.checks import Finding, Status
+from natty.config.units import write_count
 from natty.elections.election_bucket import is_election_bucket, show_replicas
 from natty.streams.origins import origins_of, takes_part_of_queue
 from natty.wire.servers import FAULTS, Version, faults_of, text_of
@@ -71,9 +72,10 @@ def check_stranded(
         Finding(
             "stranded",
             Status.FAIL,
-            f"consumer {consumer} of work queue {stream} does not redeliver {len(sequences)} unacknowledged messages,"
-            f" {sequences[0]} to {sequences[-1]}: {fault.effect}. Delete the consumer while no worker runs, then"
-            f" create it again (`natty consumer rm {stream} {consumer}`): a work queue delivers all its messages."
+            f"consumer {consumer} of work queue {stream} does not redeliver"
+            f" {write_count(len(sequences), 'unacknowledged message')}, {sequences[0]} to {sequences[-1]}:"
+            f" {fault.effect}. Delete the consumer while no worker runs, then create it again"
+            f" (`natty consumer rm {stream} {consumer}`): a work queue delivers all its messages."
             " Members of groups, and `natty.consume` from nats-server 2.14 on, do this within about a minute."
             f" If they reached max_deliver, delete them (`natty stream rm-msg {stream} SEQUENCE`)",
         )

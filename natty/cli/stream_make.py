@@ -30,6 +30,7 @@ from natty.cli.stream_code import EXIT_PENDING, show_plans
 from natty.cli.stream_look import read_info, show_info
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
+from natty.config.units import write_count
 from natty.errors import ConfigError, StreamExistsError
 from natty.names import check_name
 from natty.streams import Plan, Risk, StreamInfo, stream_info
@@ -152,7 +153,7 @@ def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -
     """Delete a stream with its messages and consumers."""
     name = stream_of(nats, name)
     state = read_info(nats, name)["state"]
-    confirm(f"Delete stream {name} with {state['messages']} messages?", force=force)
+    confirm(f"Delete stream {name} with {write_count(state['messages'], 'message')}?", force=force)
     connect.call(nats, lambda natty: natty.delete_stream(name))
     say(f"deleted {name}")
 

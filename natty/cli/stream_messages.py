@@ -12,6 +12,7 @@ from natty.cli.choose import StreamName, stream_of
 from natty.cli.show import stored_fields, stored_text
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say, write
+from natty.config.units import write_count
 from natty.errors import ConfigError
 from natty.names import check_pattern
 from natty.streams import StreamState, stream_state
@@ -59,7 +60,7 @@ def purge_messages(
     if as_json:
         print_document({"stream": name, "purged": purged})
     else:
-        say(f"purged {_count(purged)} of stream {name}")
+        say(f"purged {write_count(purged, 'message')} of stream {name}")
 
 
 @connect.options
@@ -78,7 +79,7 @@ def rm_msg(
     name = stream_of(nats, name)
     sequence = ask_if_missing(sequence, "SEQUENCE", "Sequence of the message", number)
     found = connect.call(nats, lambda natty: message(natty.jetstream, name, sequence=sequence), stream=name)
-    what = f"message {sequence} of stream {name}, {len(found.data)} bytes on {found.subject}"
+    what = f"message {sequence} of stream {name}, {write_count(len(found.data), 'byte')} on {found.subject}"
     confirm(f"{'Erase' if erase else 'Delete'} {what}?", force=force)
     deleted = connect.call(
         nats, lambda natty: delete_message(natty.jetstream, name, sequence, erase=erase), stream=name
@@ -125,9 +126,5 @@ def _question(name: str, state: StreamState, subject: str, seq: int, keep: int) 
     if seq:
         return f"Purge stream {name}: the messages{on} before sequence {seq}?"
     if keep:
-        return f"Purge stream {name}: {_count(max(0, held - keep))}{on}, all but the newest {keep}?"
-    return f"Purge stream {name}: {_count(held)}{on}, all there {'is' if held == 1 else 'are'}?"
-
-
-def _count(messages: int) -> str:
-    return "1 message" if messages == 1 else f"{messages} messages"
+        return f"Purge stream {name}: {write_count(max(0, held - keep), 'message')}{on}, all but the newest {keep}?"
+    return f"Purge stream {name}: {write_count(held, 'message')}{on}, all there {'is' if held == 1 else 'are'}?"

@@ -14,6 +14,7 @@ from natty.cli.ask import ask_if_missing, confirm, seconds
 from natty.cli.setting_flags import NOT_OF_A_COPY, document_of, stream_options
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
+from natty.config.units import write_count
 from natty.consuming.shutdown import stop_on_signals
 from natty.elections.options import LEASE
 from natty.errors import ConfigError
@@ -74,7 +75,7 @@ def edit(*, nats: dict[str, Any], name: Name, max_streams: MaxStreams, as_json: 
     if as_json:
         print_document(msgspec.to_builtins(changed))
     else:
-        say(f"template {name} may make {changed.max_streams} streams")
+        say(f"template {name} may make {write_count(changed.max_streams, 'stream')}")
 
 
 @app.command()
@@ -127,7 +128,8 @@ def rm(
     """Remove a template. Its streams stay, and take their own subjects."""
     confirm(f"Remove template {name}? Its streams stay.", force=force)
     streams = connect.call(nats, lambda natty: natty.stream_templates().rm(name, force=force))
-    say(f"removed {name}; {len(streams)} streams take their own subjects now")
+    taking = write_count(len(streams), "stream", "takes its own subjects", "take their own subjects")
+    say(f"removed {name}; {taking} now")
 
 
 @app.command()

@@ -44,6 +44,17 @@ def check_key_file(key: str | Path) -> None:
         raise TLSError(f"The key {key} is private, and {exposed}")
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Create a folder for keys and other files that git must not add: its .gitignore names all. OSError.
+
+    A folder that exists stays as it is.
+    """
+    if folder.is_dir():
+        return
+    folder.mkdir(mode, parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n")
+
+
 def _is_mounted(path: Path) -> bool:
     """Return whether the file itself, not a link to it, is in a Kubernetes volume, or is a mounted secret."""
     real = path.resolve()

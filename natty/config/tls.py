@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from natty.config.secret_files import check_key_file
+from natty.config.secret_files import check_key_file, make_folder
 from natty.errors import TLSError
 
 DEV_DAYS = 30  # a development certificate is short-lived: days
@@ -151,7 +151,7 @@ class DevCA:
             contents[folder / "ca-key.pem"] = _private_pem(self._key)
         _refuse_existing(folder, contents, force)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             for path, content in contents.items():
                 _write(path, content)
         except OSError as error:
@@ -220,22 +220,29 @@ _REFUSALS = {  # what a server's alert means, by the end of OpenSSL's reason cod
 _CLOSED = "closed the connection during the TLS handshake, perhaps refusing our client certificate; its log says why"
 
 
-def explain(error: BaseException, url: str) -> str:
-    """Return one sentence: why the TLS connection to `url` failed, and what to do. Also examines the error's causes."""
+SYSTEM = "any CA in the system's trust store"
+"""Which CAs a client trusts that was given none, as part of a sentence."""
+
+
+def explain(error: BaseException, trusted: str = SYSTEM) -> str:
+    """Return why a TLS connection failed, and what to do, as a clause about "it", the server.
+
+    Also examines the error's causes. `trusted` says which CAs the client trusts.
+    """
     tls_error = _find_ssl_error(error)
     if tls_error is None and isinstance(error, ConnectionError):  # a reset arrives before the alert with the reason
-        return f"The server at {url} {_CLOSED}."
+        return f"it {_CLOSED}"
     if tls_error is None:
-        return f"The TLS connection to {url} failed: {str(error) or type(error).__name__}."
+        return f"the TLS connection failed: {str(error) or type(error).__name__}"
     if isinstance(tls_error, ssl.SSLCertVerificationError):
-        return f"The server at {url} {_explain_verification(tls_error)}."
+        return f"it has a certificate {_explain_verification(tls_error, trusted)}"
     reason = tls_error.reason or ""
     for ending, meaning in _REFUSALS.items():
         if reason.endswith(ending):
-            return f"The server at {url} {meaning}."
+            return f"it {meaning}"
     if isinstance(tls_error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return f"The server at {url} {_CLOSED}."
-    return f"The TLS handshake with {url} failed: {reason or tls_error}."
+        return f"it {_CLOSED}"
+    return f"the TLS handshake failed: {reason or tls_error}"
 
 
 def _find_ssl_error(error: BaseException | None) -> ssl.SSLError | None:
@@ -247,20 +254,21 @@ def _find_ssl_error(error: BaseException | None) -> ssl.SSLError | None:
     return None
 
 
-def _explain_verification(error: ssl.SSLCertVerificationError) -> str:
+def _explain_verification(error: ssl.SSLCertVerificationError, trusted: str) -> str:
     code = error.verify_code
     if code == _VERIFY_EXPIRED:
-        return "has a certificate, or a CA, that has expired; renew it"
+        return "that has expired, or whose CA has expired; renew it"
     if code == _VERIFY_NOT_YET:
-        return "has a certificate that is not valid yet; check both clocks"
+        return "that is not valid yet; check both clocks"
     if code in (_VERIFY_HOST, _VERIFY_ADDRESS):
         return (
-            "has a certificate for another host name; connect by a name in it, or issue one for this name"
+            "for another host name; connect by a name in it, or issue one for this name"
             " (as a subject alternative name: a common name does not count)"
         )
     if code == _VERIFY_PURPOSE:
-        return "has a certificate that is not one for servers; issue it for server use"
-    return f"has a certificate that is not signed by the CA we trust ({error.verify_message}); check the CA file"
+        return "that is not one for servers; issue it for server use"
+    what_to_do = "name the server's CA: NATS_CA, --tlsca or tls_ca" if trusted == SYSTEM else "check that CA"
+    return f"that is not signed by {trusted} ({error.verify_message}); {what_to_do}"
 
 
 def _read(path: Path, what: str) -> bytes:

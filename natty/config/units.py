@@ -36,9 +36,10 @@ _SECOND = re.compile(r"(.*[T ][0-9]{2}:?[0-9]{2}:?[0-9]{2})[.,]([0-9]{1,9})(|[Z+
 _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 
 
-def write_count(number: int, noun: str) -> str:
-    """Return a number of things as people write it: "1 block", "1,234 blocks"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def write_count(number: int, noun: str, one: str = "", several: str = "") -> str:
+    """Return a number of things as people write it: "1 block", "1,234 blocks"; with a verb, "1 block is", "2 are"."""
+    verb = one if number == 1 else several
+    return f"{number:,} {noun}{'' if number == 1 else 's'}{' ' if verb else ''}{verb}"
 
 
 def clock() -> float:
@@ -160,6 +161,11 @@ def show_time(time_ns: int) -> str:
     seconds, rest = divmod(time_ns, 10**9)
     whole = datetime_of(seconds * 10**9).replace(tzinfo=None).isoformat()
     return f"{whole}.{rest:09d}".rstrip("0").rstrip(".") + "Z"
+
+
+def write_time(seconds: float) -> str:
+    """Return Unix seconds for people: 2026-11-27 09:30:00 UTC. ValueError if not in the years 1 to 9999."""
+    return f"{datetime_of(int(seconds * 10**9)):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def nanoseconds_of(time: datetime) -> int:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-_stops: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
+_stops: list[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = []
 _before: dict[signal.Signals, Any] = {}  # the handlers that ours replace
 
 
 @contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], object]) -> Iterator[None]:
     """Within the block, SIGTERM and SIGINT call `stop` in this event loop.
 
     It replaces only default handlers: an application's own handlers stay as they are. The first signal restores the
@@ -32,6 +32,18 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         _stops.remove(here)
         if not _stops:
             _give_back()
+
+
+async def run_until_signal(work: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine until it ends, or until SIGTERM or SIGINT cancels it: that is not an error."""
+    task = asyncio.create_task(work)
+    with stop_on_signals(task.cancel):
+        try:
+            await task
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is None or me.cancelling():  # it is we who were cancelled
+                raise
 
 
 def _take() -> None:

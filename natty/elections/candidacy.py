@@ -52,6 +52,8 @@ class Candidacy:
             self._driver = await self._renewer.join(options, self._candidate.node, self._report, self._check)
             failing.pop_all()
         self._candidate.driver = self._driver
+        name = options.name
+        log.info("%s is a candidate of %r", self._candidate.node, name, extra={"action": "candidate"})
         self._candidate.jetstream.connection.observed.add(self._candidate, ELECTION, options.name)
         return self
 
@@ -173,6 +175,8 @@ class Candidacy:
         elif event == "left":
             self._left.set()
         elif event == "seen":
+            if about.id != self._candidate.node:
+                log.info("%s leads %r", about.id, self._candidate.options.name, extra={"action": "seen"})
             call_hook(self._candidate.options.on_new_leader, about.id)
 
 

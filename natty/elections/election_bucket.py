@@ -28,7 +28,6 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
     """
     jetstream.require("leader election")
     name, wanted = f"KV_{options.bucket}", _required_settings(options)
-    clustered, made = bool(jetstream.connection.server_info.get("cluster")), False
     try:
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
@@ -36,17 +35,18 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
         new["first_seq"], new["description"] = int(time.time() * 1000), options.description or DESCRIPTION
         with suppress(StreamExistsError):  # another node was faster: `create_stream` compares all but first_seq
             await create_replicated(jetstream, name, new)
-            made = True
     replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
     bucket = jetstream.connection.config.servers, options.bucket
     if replicas < 3 and bucket not in _reported:
         _reported.add(bucket)
-        level = logging.WARNING if made or clustered else logging.INFO
-        text = (
-            "the elections of bucket %s have %s: while its server is down no leader is elected, and if its disk is"
-            " lost, so are its tokens; use three"
-        )
-        log.log(level, text, options.bucket, show_replicas(replicas))
+        if jetstream.connection.server_info.get("cluster"):
+            text = (
+                "the elections of bucket %s have %s: while its server is down no leader is elected, and if its disk is"
+                " lost, so are its tokens; use three"
+            )
+            log.warning(text, options.bucket, show_replicas(replicas))
+        else:
+            log.info("the elections of bucket %s are on one server: while it is down, no node leads", options.bucket)
 
 
 def show_replicas(replicas: int) -> str:

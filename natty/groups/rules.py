@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from natty.config.options import check_value
+from natty.config.units import write_count
 from natty.errors import BadGroupError
 from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.names import overlap
@@ -69,7 +70,9 @@ def check_members(partitions: int, members: Sequence[str], mappings: Sequence[Me
     if members:
         raise BadGroupError("a group has either members or mappings, and this one would have both")
     if len(mappings) > partitions:
-        raise BadGroupError(f"{len(mappings)} members are mapped, more than there are partitions, {partitions}")
+        raise BadGroupError(
+            f"{write_count(len(mappings), 'member', 'is', 'are')} mapped, more than there are partitions, {partitions}"
+        )
     if (name := _find_repeated([one.member for one in mappings])) is not None:
         raise BadGroupError(f"member {name!r} is mapped twice: name it once with all its partitions")
     given = [partition for one in mappings for partition in one.partitions or ()]
@@ -106,8 +109,8 @@ def check_listing(partitions: int, members: Sequence[str]) -> None:
         raise BadGroupError(f"member {name!r} is named twice")
     if len(members) > partitions:
         raise BadGroupError(
-            f"{len(members)} members can't share {partitions} partitions: in a static group the last ones would"
-            " never get one; a standby is one more process of the same member"
+            f"{len(members)} members can't share {write_count(partitions, 'partition')}: in a static group the last"
+            " ones would never get one; a standby is one more process of the same member"
         )
 
 
@@ -120,7 +123,8 @@ def check_partitioned(stream: str, config: Mapping[str, Any], partitions: int) -
     counted = _PARTITION.match(transform)
     if counted and int(counted[1]) != partitions:
         raise BadGroupError(
-            f"stream {stream} has {counted[1]} partitions and the group would have {partitions}: name the same number"
+            f"stream {stream} has {write_count(int(counted[1]), 'partition')} and the group would have {partitions}:"
+            " name the same number"
         )
     if counted or config.get("sources") or config.get("mirror"):
         return

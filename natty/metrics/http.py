@@ -62,7 +62,7 @@ logger.addFilter(_is_our_fault)
 
 @asynccontextmanager
 async def serve_pages(address: str, pages: Pages, guard: Guard | None = None) -> AsyncIterator[int]:
-    """Serve the pages on "host:port" (":9100" is every address, port 0 a free one) during the block; yield the port.
+    """Serve the pages on "host:port" (":8190" is every address, port 0 a free one) during the block; yield the port.
 
     Each connection serves one GET or HEAD. Without a `guard`, the address decides which clients get answers: see
     `guard_of`. ConfigError if the address is malformed, or if serving on it fails.

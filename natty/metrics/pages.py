@@ -58,5 +58,5 @@ def place_of(address: str) -> tuple[str, int]:
     """Return the host and the port of "host:port"; the host is "" for every address. ConfigError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is not an address to serve on: write 127.0.0.1:9100, or :9100 for all")
+        raise ConfigError(f"{address!r} is not an address to serve on: write 127.0.0.1:8190, or :8190 for all")
     return host.strip("[]"), int(port)

@@ -17,15 +17,13 @@ import msgspec
 
 from natty.client import Natty
 from natty.elections import Term
-from natty.errors import ConfigError
+from natty.errors import ConfigError, how_to_install
 from natty.metrics.pages import Answer, Pages, guard_of
 from natty.wire.counters import ELECTION, GROUP, HANDLER, LAG, PUBLISHER, PULL, Kind, Labels, Observed
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
-
-NEEDS = 'metrics need prometheus-client; run: pip install "natty-nats[metrics]"'
 
 
 class _Total(NamedTuple):
@@ -130,7 +128,7 @@ def collector(natty: Natty) -> Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.registry import Collector
     except ImportError as error:
-        raise ConfigError(NEEDS) from error
+        raise ConfigError(_say_needs()) from error
 
     connection, observed = natty.connection, natty.connection.observed
 
@@ -181,9 +179,9 @@ def serve(
     tokens: Iterable[str] = (),
     hosts: Iterable[str] = (),
 ) -> AbstractAsyncContextManager[int]:
-    """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:9100")`.
+    """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:8190")`.
 
-    ":9100" is every address, port 0 a free one; the block gets the port. `cert` and `key` are PEM files for TLS, read
+    ":8190" is every address, port 0 a free one; the block gets the port. `cert` and `key` are PEM files for TLS, read
     again after a change. With `tokens`, `/metrics` requires one, as a bearer token or a password. Without tokens, a
     loopback address answers to its own names and to `hosts`. ConfigError if the address is malformed or serving on it
     fails, if a file or token can't be used, or without aiohttp. Without prometheus-client, `/metrics` answers 501 and
@@ -192,7 +190,7 @@ def serve(
     try:
         from natty.metrics.http import serve_pages
     except ModuleNotFoundError as error:
-        raise ConfigError(f'the pages need {error.name}; run: pip install "natty-nats[metrics]"') from error
+        raise ConfigError(f"the pages need {error.name}; run: {how_to_install('metrics')}") from error
     try:
         figures = [collector(natty)]
     except ConfigError:
@@ -214,10 +212,14 @@ def pages(reasons: Callable[[], list[str]], *collectors: Collector) -> Pages:
 
 def _metrics(*collectors: Collector) -> Callable[[], Answer]:
     if not collectors:
-        return lambda: Answer(f"{NEEDS}\n".encode(), HTTPStatus.NOT_IMPLEMENTED)
+        return lambda: Answer(f"{_say_needs()}\n".encode(), HTTPStatus.NOT_IMPLEMENTED)
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
     for one in collectors:
         registry.register(one)
     return lambda: Answer(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+
+def _say_needs() -> str:
+    return f"metrics need prometheus-client; run: {how_to_install('metrics')}"

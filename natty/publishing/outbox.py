@@ -13,6 +13,7 @@ from typing import TypeVar
 from cachetools import TTLCache
 
 from natty.config.options import Count, Seconds
+from natty.config.units import write_count
 from natty.errors import ConnectionClosedError, PublishError
 from natty.jetstream import JetStream
 from natty.names import check_subject, covers
@@ -101,7 +102,8 @@ class PublishErrors:
         if not self._unread or self._readers:
             return
         first = self._unread[0]
-        text = f"{len(self._unread)} messages published in the background were not stored; the first: {first}"
+        were = "published in the background was", "published in the background were"
+        text = f"{write_count(len(self._unread), 'message', *were)} not stored; the first: {first}"
         self._unread.clear()
         if raises:
             raise PublishError(text, subject=first.subject, msg_id=first.msg_id, data=first.data) from first
@@ -251,7 +253,8 @@ class Outbox:
                 raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
             if len(self.errors) >= self.options.max_errors:
                 raise PublishError(
-                    f"{len(self.errors)} publish errors are unread: read publish_errors(), or set an on_publish_error"
+                    f"{write_count(len(self.errors), 'publish error', 'is', 'are')} unread: read"
+                    " publish_errors(), or set an on_publish_error"
                     " that keeps up with them",
                     subject=subject,
                     msg_id=msg_id,

@@ -14,6 +14,7 @@ from typing import Literal, Self, TypedDict
 import msgspec
 
 from natty.config.options import Count, Seconds, SecondsOrZero, check_options
+from natty.config.units import write_count
 from natty.errors import (
     UNREADABLE,
     ConnectionClosedError,
@@ -92,7 +93,7 @@ class _Waiting(msgspec.Struct, gc=False):
     def to_error(self, reason: str) -> PublishError:
         """Return the error that names it."""
         subject = decode(self.subject)
-        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {len(self.data)} bytes"
+        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {write_count(len(self.data), 'byte')}"
         return PublishError(
             f"{name} on {subject}: {reason}",
             subject=subject,

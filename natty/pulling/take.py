@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from natty.config.units import NANOSECONDS
+from natty.config.units import NANOSECONDS, write_count
 from natty.errors import AuthorizationError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
 from natty.jetstream import JetStream
 from natty.pulling.requests import Requests, Status, hand_back, next_subject, read_status
@@ -53,10 +53,9 @@ async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:
         if info.get("paused"):
             return f"; it is paused until {info['config']['pause_until']}"
         most, open_ = info["config"].get("max_ack_pending", 0), info["num_ack_pending"]
-        if 0 < most <= open_:
-            return f"; {open_} delivered messages are not acknowledged, and max_ack_pending is {most}"
         if open_:
-            return f"; {open_} delivered messages are not acknowledged"
+            unacked = f"; {write_count(open_, 'delivered message', 'is', 'are')} not acknowledged"
+            return unacked + (f", and max_ack_pending is {most}" if 0 < most <= open_ else "")
     return ""
 
 

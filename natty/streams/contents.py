@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from natty.config.options import Count, CountOrZero, check_value
+from natty.config.units import write_count
 from natty.errors import ConfigError, JetStreamError, NattyError
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name, covers, overlap
@@ -95,9 +96,9 @@ def purge_hazard(consumer: ConsumerInfo, subject: str, version: Version, *, held
     if all(covered) or not any(overlap(subject, one) for one in filters):
         return ""
     if held and consumer["num_ack_pending"]:
-        return f"holds {consumer['num_ack_pending']} unacknowledged messages"
+        return f"holds {write_count(consumer['num_ack_pending'], 'unacknowledged message')}"
     if FAULTS["purge with several filters"].affects(version) and any(covered) and consumer["num_pending"]:
-        return f"has {consumer['num_pending']} undelivered messages, some of them on its other subjects"
+        return f"has {write_count(consumer['num_pending'], 'undelivered message')}, some of them on its other subjects"
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from natty.config.units import NANOSECONDS, parse_time, show_time
+from natty.config.units import NANOSECONDS, parse_time, show_time, write_count
 from natty.errors import UNREADABLE, ConfigError, JetStreamError, NattyError, UnsupportedError
 from natty.jetstream import JetStream
 from natty.names import check_name, check_pattern
@@ -243,7 +243,7 @@ async def promote(
 def refuse_promotion(state: Copying) -> None:
     """PromotionRefusedError if messages are missing, or the origin is alive where the server does not see it."""
     if state.lag or state.heard is None:
-        missing = f"{state.lag} messages of" if state.lag else "the messages of"
+        missing = f"{write_count(state.lag, 'message')} of" if state.lag else "the messages of"
         raise PromotionRefusedError(
             f"mirror {state.stream} has not copied {missing} {state.origin} ({state.state}): wait for it, or give"
             " --force to promote it without them"

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import msgspec
 
+from natty.config.units import write_count
 from natty.elections import Election, ElectionOptions, ElectionSettings, Term
 from natty.errors import (
     BadRecordError,
@@ -195,8 +196,9 @@ class Templates:
         if waiting and not force:
             await self._turn(template, [template.subject])
             counts = ", ".join(f"{count} on {subject}" for subject, count in sorted(waiting.items())[:3])
+            held = write_count(sum(waiting.values()), "message", "waits", "wait")
             raise ConfigError(
-                f"{sum(waiting.values())} messages wait for a stream ({counts}): run the templates, see `natty stream"
+                f"{held} for a stream ({counts}): run the templates, see `natty stream"
                 f" template info {name}`, or give --force to delete them"
             )
         streams = await streams_of(self._jetstream, template)

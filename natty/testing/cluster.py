@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from natty.config.secret_files import make_folder
 from natty.config.tls import DevCA, TLSFiles
 from natty.testing.probe import NoAnswerError, ask
 from natty.testing.server import NatsServer, ServerStartError
@@ -43,6 +44,7 @@ class NatsCluster:
         self.folder = Path(folder).resolve() if folder else Path(tempfile.mkdtemp(prefix="natty-cluster-"))
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        make_folder(self.folder)
         self._own_folder = folder is None
         self.tls_files = tls_files or self._make_certificates()
         self.servers = self._make_servers(size, binary)

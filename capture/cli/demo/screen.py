@@ -16,6 +16,7 @@ from rich.table import Table
 
 from capture.cli.demo.flights import QUESTIONS, Answer, Question
 from capture.cli.demo.tables import TABLES, Kept
+from natty.config.units import write_count
 
 ROWS_SHOWN = 5
 
@@ -153,7 +154,7 @@ class Screen:
                 f"{result.failover_seconds:.2f} s from SIGKILL of {result.killed} to {result.successor} sweeping",
             ),
             ("blocks", f"{result.blocks} with {result.block_bytes:,} bytes before compaction"),
-            ("table", f"{result.files} files with {result.file_bytes:,} bytes after it"),
+            ("table", f"{write_count(result.files, 'file')} with {result.file_bytes:,} bytes after it"),
             ("verify", result.verdict),
             ("answers", "Spark's and the CSV's are equal" if result.answers_equal else "Spark's and the CSV's DIFFER"),
             (

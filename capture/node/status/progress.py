@@ -154,7 +154,7 @@ def removal(config: Mapping[str, Any]) -> str:
     if config.get("retention") == "interest":
         rules.append("it keeps only what a consumer has not acknowledged (retention = interest)")
     if config.get("retention") == "workqueue":
-        rules.append("it deletes what is acknowledged (retention = workqueue)")
+        rules.append("it deletes what any client acknowledges (retention = workqueue)")
     if age := config.get("max_age"):
         rules.append(f"it removes what is older than {age / NANOSECONDS:g} s (max_age)")
     if config.get("allow_msg_ttl"):

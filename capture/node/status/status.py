@@ -124,8 +124,8 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
     )
     if board.state is None and not board.nodes and not board.unreadable:
         raise NoStatusError(
-            f"bucket {BUCKET} has no status of archive {config.name}: no node has run yet, or it runs with another"
-            " archive name, account or server"
+            f"bucket {BUCKET} has no status of archive {config.name}: no node is running, start one with `capture run`;"
+            " or it runs with another archive name, account or server"
         )
     found = Status(
         config.name,

@@ -29,7 +29,7 @@ from capture.spark.jetstream.source_options import ReadOptions
 from capture.spark.jetstream.splits import LEAVE, MAX_RANGES, RANGE
 from capture.stores import open_store
 from natty import Natty
-from natty.config.units import parse_time
+from natty.config.units import parse_time, write_count
 
 TASK_BYTES = 64 << 20
 """Stored bytes of a task, if the number of partitions is not given: some seconds' work."""
@@ -189,7 +189,8 @@ def _warn_missing(stream: str) -> None:
 
 
 def _say(stream: str, gone: Sequences) -> str:
-    return f"{len(gone):,} messages left stream {stream} while it was read, and were not captured: {gone.describe()}"
+    count, were = write_count(len(gone), "message"), "was" if len(gone) == 1 else "were"
+    return f"{count} left stream {stream} while it was read, and {were} not captured: {gone.describe()}"
 
 
 def _warn(stream: str, gone: Sequences) -> None:

@@ -186,7 +186,7 @@ def test_before_a_node_has_run_the_page_says_how_to_start_one_and_is_ready(shell
         urllib.request.urlopen(f"{url}/status.json", timeout=PATIENCE)
     said = json.loads(refused.value.read())
     assert (said["empty"], said["start"].startswith("capture run --stream ")) == (True, True)
-    assert "no node has run yet" in said["error"]
+    assert "no node is running, start one with `capture run`" in said["error"]
     with urllib.request.urlopen(f"{url}/readyz", timeout=PATIENCE) as answer:
         assert answer.read() == b"ready\n"
 

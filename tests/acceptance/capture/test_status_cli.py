@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 from archive_states import STATE
+from archived import Archived
 from patient import PATIENCE
 
 from capture.ingest.board import Board
@@ -43,6 +44,22 @@ def test_watching_shows_each_change_until_interrupted(shell, served, natty_name)
     watching.send_signal(signal.SIGINT)
     done = shell.finish(watching)
     assert (done.status, done.out, done.err) == (130, "", "capture: interrupted\n")
+
+
+def test_after_the_last_node_has_stopped_it_says_so_and_counts_what_no_sweep_has_adopted(shell, served, natty_name):
+    archive = natty_name("lake")
+    (shell.folder / "capture.toml").write_text(f'stream = "{archive}"\nstore = "lake"\n')
+
+    async def stop(natty):
+        await Archived(folder=shell.folder / "lake").make()  # with a block that is not adopted
+        await Board(natty, archive).publish(msgspec.structs.replace(STATE, archive=archive, unadopted=0))
+
+    served(stop)
+    done = shell.capture("status", "--config", "capture.toml")
+    assert done.status == 3
+    assert "1 block not adopted yet" in done.out
+    assert "• no node is running: start one with `capture run`, it adopts the stored blocks" in done.out
+    assert json.loads(shell.capture("status", "--config", "capture.toml", "--json").out)["state"]["unadopted"] == 1
 
 
 @pytest.fixture

@@ -190,8 +190,8 @@ def test_the_status_page_is_served_to_who_has_the_token(stack):
 
 def test_every_target_of_prometheus_serves_its_metrics_over_tls_and_with_the_token(stack):
     for target, metric in {
-        "capture-1:9100": "capture_",
-        "capture-2:9100": "capture_",
+        "capture-1:8190": "capture_",
+        "capture-2:8190": "capture_",
         "status:8180": "capture_archive_ok",
     }.items():
         status, text = stack.fetch(f"https://{target}/metrics")
@@ -207,7 +207,7 @@ def test_prometheus_reads_all_of_them(stack):
         found = json.loads(text)["data"]["result"]
         return {one["metric"]["instance"] for one in found if one["value"][1] == "1"}
 
-    stack.until(lambda: up() == {"capture-1:9100", "capture-2:9100", "status:8180"}, "all targets are up")
+    stack.until(lambda: up() == {"capture-1:8190", "capture-2:8190", "status:8180"}, "all targets are up")
 
 
 def test_a_killed_leader_is_replaced_and_nothing_is_missing(stack):

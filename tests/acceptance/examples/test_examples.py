@@ -86,6 +86,9 @@ def test_the_nightly_report_runs_on_one_node_and_a_missed_night_is_made_up_for_o
     first.kill()
     assert shell.finish(first).out == ""
     wait_for(lambda slot, newer: newer > token)  # the second one leads, and has read that nothing was missed
-    second.kill()
-    assert shell.finish(second).out == ""
+    second.send_signal(signal.SIGINT)
+    ended = shell.finish(second)
+    assert (ended.status, ended.out) == (0, "")
+    assert [line for line in ended.err.splitlines() if not line.startswith("INFO:natty")] == []
+    assert " is a candidate of 'example-nightly'" in ended.err
     assert served(kept)[0] == night

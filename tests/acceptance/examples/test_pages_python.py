@@ -234,7 +234,7 @@ async def member_handles(read):
 async def test_observability(page, client):
     await make_orders(client, 1)
     sent, (port,) = [], free_ports(1)
-    read = page("observability.md", {":9100": f":{port}"}, send=sent.append)
+    read = page("observability.md", {"127.0.0.1:8190": f"127.0.0.1:{port}"}, send=sent.append)
     running = asyncio.create_task(read.run())
     await until(lambda: sent or running.done())
     with await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/metrics") as answer:

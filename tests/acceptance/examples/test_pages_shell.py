@@ -58,7 +58,7 @@ CHANGES = {  # what the pages show: what is here
     "--replicas 3": "--replicas 1",
     "--workers auto": "--workers 1",
     "--workers 4": "--workers 1",
-    "--metrics :9100": f"--metrics 127.0.0.1:{OTHER_PORT}",
+    "--metrics :8190": f"--metrics 127.0.0.1:{OTHER_PORT}",
     "--host 0.0.0.0 --port 8181": f"--port {PORT}",
     "capture serve ": f"capture serve --port {PORT} ",
 }

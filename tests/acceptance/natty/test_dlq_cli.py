@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def test_letters_are_listed_for_people_and_for_programs(letters):
     head, newest, _, oldest = found.out.splitlines()
     assert head.split()[:2] == ["letter", "buried"]
     assert newest.split()[0] == "3"
+    assert re.match(r"^ *3 +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC ", newest)
     assert "biller" in newest
     assert "max deliveries: 3" in newest
     assert "terminated: bad address" in oldest
@@ -134,7 +136,7 @@ def test_no_payload_header_or_reason_can_command_the_terminal(letters):
 def test_a_long_payload_is_cut_for_people_only(letters):
     letters.bury(b"a" * 5000, b"\xff" * 5000)
     assert "… 904 more characters: see --json" in letters.dlq("show", "1").out
-    assert "… 2952 more bytes: see --json" in letters.dlq("show", "2").out
+    assert "… 2,952 more bytes: see --json" in letters.dlq("show", "2").out
     assert json.loads(letters.dlq("show", "1", "--json").out)["payload"] == "a" * 5000
 
 

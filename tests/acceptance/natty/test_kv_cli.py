@@ -88,7 +88,7 @@ def test_a_watch_prints_what_is_there_and_what_comes(shell, bucket, served):
 
     served(put)
     process = shell.start("natty", "kv", "watch", bucket, "a.*", "--json", "--count", "3")
-    assert process.stderr.readline() == f"1 keys; watching {bucket}\n"
+    assert process.stderr.readline() == f"1 key; watching {bucket}\n"
     served(change)
     done = shell.finish(process)
     events = [json.loads(line) for line in done.out.splitlines()]

@@ -12,7 +12,7 @@ def test_certificates_made_by_tls_init_serve_a_server_and_its_doctor(shell, tmp_
     assert (made.status, made.err) == (0, "")
     assert "valid for 2 days" in made.out
     folder = tmp_path / "my certificates"
-    names = {"ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem"}
+    names = {"ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem", ".gitignore"}
     assert {path.name for path in folder.iterdir()} == names
     assert all(stat.S_IMODE((folder / f"{who}-key.pem").stat().st_mode) == 0o600 for who in ("server", "client"))
 

@@ -54,7 +54,7 @@ def test_a_server_for_development_serves_and_leaves_nothing_behind(shell, tmp_pa
     assert (made.status, json.loads(made.out)) == (0, [])
 
     command = next(line for line in lines if line.startswith("natty doctor"))
-    found = shell.finish(shell.execute([sys.executable, "-m", *shlex.split(command)]))
+    found = shell.finish(shell.execute([sys.executable, "-m", *command.split()], **given))
     assert (found.status, found.err) == (0, "")
     assert "required by us, in use" in found.out
 
@@ -78,6 +78,7 @@ def test_a_folder_given_to_the_server_keeps_what_is_stored(shell, tmp_path):
         process.send_signal(signal.SIGINT)
         assert shell.finish(process).status == 0
     assert "kept" in done.out
+    assert (tmp_path / "kept" / ".gitignore").read_text() == "*\n"
     assert (tmp_path / "kept" / "server.log").read_text().count("Server Exiting") == 2  # it had time to write
 
 

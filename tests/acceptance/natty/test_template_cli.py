@@ -158,7 +158,7 @@ def test_a_template_is_declared_shown_run_and_removed(shell, served, natty_name)
     listed = json.loads(shell.natty("stream", "template", "ls", "--json").out)
     assert name in [one["name"] for one in listed]
     assert shell.natty("stream", "template", "rm", name).complaint.endswith("no terminal to ask on: give --force")
-    assert "1 streams take their own subjects" in shell.natty("stream", "template", "rm", name, "--force").out
+    assert "1 stream takes its own subjects" in shell.natty("stream", "template", "rm", name, "--force").out
     assert served(lambda natty: natty.publish(f"{name}.a", b"y")).stream == f"{name}_a"
 
 

@@ -1,6 +1,8 @@
 import asyncio
+import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from patient import PATIENCE, PATIENT
 
 import natty as package
 from natty import KeyExistsError, KeyNotFoundError, Natty, NattyError, RevisionConflictError, as_leader
+from natty.consuming.shutdown import SIGNALS
 
 ROOT = Path(__file__).parents[3]
 
@@ -96,6 +99,49 @@ async def test_work_as_leader_that_connects_by_itself(nats_server, natty, natty_
         return term.name, *parts, end
 
     assert await asyncio.wait_for(sweep(1, 2, end=3), PATIENCE) == (name, 1, 2, 3)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("leads", [True, False], ids=["leads", "waits"])
+async def test_a_repeated_leader_ends_at_a_signal_and_its_lease_is_free(nats_server, natty, natty_name, leads, number):
+    name, at = await vacated(natty, natty_name("nightly"), "facade"), nats_server.connect_options()
+    ready = asyncio.Event()
+
+    @as_leader(
+        name,
+        settings=PATIENT | at,
+        lease=LONG,
+        bucket="facade",
+        every=LONG,
+        on_new_leader=lambda node: None if leads else ready.set(),
+    )
+    async def work(term):
+        ready.set()
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as stack:
+        if not leads:
+            await stack.enter_async_context(natty.leader(name, lease=LONG, bucket="facade"))
+        running = asyncio.create_task(work())
+        await asyncio.wait_for(ready.wait(), PATIENCE)
+        signal.raise_signal(number)
+        assert await asyncio.wait_for(running, PATIENCE) is None
+    assert await natty.get_leader(name, bucket="facade") is None
+
+
+async def test_a_repeated_leader_that_is_cancelled_says_so(nats_server, natty, natty_name):
+    name, began = await vacated(natty, natty_name("nightly"), "facade"), asyncio.Event()
+
+    @as_leader(name, settings=PATIENT | nats_server.connect_options(), lease=LONG, bucket="facade", every=LONG)
+    async def work(term):
+        began.set()
+        await asyncio.Event().wait()
+
+    running = asyncio.create_task(work())
+    await asyncio.wait_for(began.wait(), PATIENCE)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_settings_come_from_the_environment(nats_server, monkeypatch):

@@ -1,8 +1,11 @@
 """The files of deploy/ name only what exists: metrics, options, settings, pages, runbook entries."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +40,6 @@ HELM = DEPLOY / "helm" / "capture"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 NO_HELM = "needs helm-python-sdk, which is large and not a part of the extra `test`"
 NODE_COUNTERS = ("messages", "blocks", "bytes", "failures", "handed_back", "healed", UNDECODABLE)
-PIPELINE_COUNTERS = ("runs", "failed", "rows_in", "rows_out", "bytes_in", "bytes_out", "bytes_packed", "milliseconds")
 
 
 def read(path):
@@ -46,7 +48,7 @@ def read(path):
 
 def alerts():
     (document,) = read(ALERTS)
-    return [rule for group in document["groups"] for rule in group["rules"]]
+    return [rule for group in document["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 def expose(*collectors):
@@ -62,9 +64,11 @@ def node_metrics():
         stored=dict.fromkeys(NODE_COUNTERS, 0),
         writer=SimpleNamespace(unfit={"id": 1}),
         natty=None,
+        store_trouble="",
     )
     keeper = SimpleNamespace(
-        config=SimpleNamespace(pipeline=["one"]), counts={"one": dict.fromkeys(PIPELINE_COUNTERS, 0)}
+        config=SimpleNamespace(pipeline=[SimpleNamespace(name="one")]),
+        counts={},  # of runs: there was none
     )
 
     supervisor = SimpleNamespace(restarts={1: 0})
@@ -186,6 +190,16 @@ def test_each_unit_runs_a_command_that_exists_with_options_that_exist(unit):
     (line,) = re.findall(r"^ExecStart=/opt/capture/bin/(.*)$", unit.read_text(), re.MULTILINE)
     check_command(shlex.split(line))
     assert "UMask=" in unit.read_text()
+    defaults = re.findall(r"(\w+)=", " ".join(re.findall(r"^Environment=(.*)$", unit.read_text(), re.MULTILINE)))
+    assert set(re.findall(r"\$\{?(\w+)", line)) <= set(defaults)
+    for option, value in pairwise(shlex.split(line)):
+        if re.fullmatch("--(port|metrics|cert|key|token-file)", option):
+            assert value.startswith("${"), "two instances on one machine need two"
+
+
+def test_metrics_are_not_served_on_the_port_of_node_exporter():
+    files = [*(path for path in DEPLOY.rglob("*") if path.is_file()), ROOT / "docker-compose.yml"]
+    assert [path.name for path in files if re.search(r"\b9100\b", path.read_text())] == []
 
 
 def containers(documents):
@@ -240,6 +254,13 @@ def test_the_chart_renders_to_the_manifests():
     assert [one for text in texts for one in YAML(typ="safe").load_all(text)] == read(MANIFESTS)
 
 
+def render(values):
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
+    with helm.Chart.load(str(HELM)) as chart:
+        rendered = chart.render(values, name="lake", namespace="lake")
+    return [one for text in rendered.values() if text.strip() for one in YAML(typ="safe").load_all(text)]
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -249,11 +270,62 @@ def test_the_chart_renders_to_the_manifests():
     ],
 )
 def test_the_chart_renders_with_other_values(values):
-    helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
-    with helm.Chart.load(str(HELM)) as chart:
-        rendered = chart.render(values, name="lake", namespace="lake")
-    documents = [one for text in rendered.values() if text.strip() for one in YAML(typ="safe").load_all(text)]
-    assert check_manifests(documents)
+    assert check_manifests(render(values))
+
+
+def pods(values):
+    """Return the pod and the container of each part of the chart."""
+    documents = render(values)
+    assert sorted(check_manifests(documents)) == ["run", "serve", "verify"]
+    return {container["args"][1]: (pod, container) for _, pod, container in containers(documents)}
+
+
+def test_each_part_of_the_chart_may_have_an_identity_of_its_own():
+    own = {"serviceAccountName": "auditor", "secrets": {"nats": "auditor-nats", "store": ""}}
+    found = pods({"serviceAccountName": "capture", "imagePullSecrets": [{"name": "registry"}], "verify": own})
+    accounts = {name: pod["serviceAccountName"] for name, (pod, _) in found.items()}
+    assert accounts == {"run": "capture", "serve": "capture", "verify": "auditor"}
+    for name, (pod, _) in found.items():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        secrets = {one["name"]: one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one}
+        nats = "auditor-nats" if name == "verify" else "capture-nats"
+        assert secrets == {"nats": nats, "store": "capture-store", "page": "capture-page"}
+    assert all("serviceAccountName" not in pod and "imagePullSecrets" not in pod for pod, _ in pods({}).values())
+
+
+def test_the_chart_needs_no_store_credentials_and_takes_credentials_files_of_nats():
+    values = {
+        "secrets": {"store": ""},
+        "nats": {"creds": "user.creds", "cert": "", "key": ""},
+        "extraVolumes": [{"name": "lake", "persistentVolumeClaim": {"claimName": "lake"}}],
+        "extraVolumeMounts": [{"name": "lake", "mountPath": "/lake"}],
+    }
+    for pod, container in pods(values).values():
+        environment = {one["name"]: one.get("value") for one in container["env"]}
+        assert environment["NATS_CREDS"] == "/secrets/nats/user.creds"
+        assert {"NATS_CERT", "NATS_KEY", "NATS_NKEY"}.isdisjoint(environment)
+        assert {"store"}.isdisjoint(one["name"] for one in pod["volumes"])
+        assert {"name": "lake", "mountPath": "/lake"} in container["volumeMounts"]
+    assert "nkeys" in re.search(r'install "/src\[(.*)\]"', (ROOT / "Dockerfile").read_text())[1].split(",")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_command_of_the_image_runs_with_the_credentials_of_the_store_if_there_are_some(tmp_path, there):
+    text = (ROOT / "assets" / "compose" / "with-store").read_text()
+    assert text.count("/secrets/store/s3.env") == 2
+    (tmp_path / "with-store").write_text(text.replace("/secrets/store/", f"{tmp_path}/"))
+    if there:
+        (tmp_path / "s3.env").write_text("AZURE_STORAGE_KEY='a b'\n")
+    words = ["sh", tmp_path / "with-store", "sh", "-c", 'echo "${AZURE_STORAGE_KEY-none}"']
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
+    assert ran.stdout == ("a b\n" if there else "none\n")
+
+
+def test_a_job_that_hangs_is_ended():
+    jobs = [one for one in read(MANIFESTS) if one["kind"] == "CronJob"]
+    assert all(0 < one["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] < 24 * 3600 for one in jobs)
+    assert jobs
 
 
 def test_the_version_of_the_chart_is_that_of_the_package():

@@ -23,36 +23,50 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- /* What follows gets {root, part}: the values of a part ("node", "status", "verify") override the common ones. */ -}}
+{{- define "capture.identity" -}}
+automountServiceAccountToken: false
+{{- with .part.serviceAccountName | default .root.Values.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "capture.environment" -}}
 - {name: CAPTURE_CONFIG, value: /etc/capture/capture.toml}
 - {name: NATS_URL, value: {{ .Values.nats.url | quote }}}
-- {name: NATS_CA, value: /secrets/nats/ca.pem}
-- {name: NATS_CERT, value: /secrets/nats/client.pem}
-- {name: NATS_KEY, value: /secrets/nats/client-key.pem}
+{{- range $name, $variable := dict "ca" "NATS_CA" "cert" "NATS_CERT" "creds" "NATS_CREDS" "key" "NATS_KEY" "nkey" "NATS_NKEY" }}
+{{- with index $.Values.nats $name }}
+- {name: {{ $variable }}, value: /secrets/nats/{{ . }}}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "capture.mounts" -}}
 - {name: config, mountPath: /etc/capture, readOnly: true}
-- {name: nats, mountPath: /secrets/nats, readOnly: true}
-- {name: store, mountPath: /secrets/store, readOnly: true}
-- {name: page, mountPath: /secrets/page, readOnly: true}
-{{- if .Values.secrets.keys }}
-- {name: keys, mountPath: /secrets/keys, readOnly: true}
+{{- range $name, $secret := merge (dict) (.part.secrets | default dict) .root.Values.secrets }}
+{{- if $secret }}
+- {name: {{ $name }}, mountPath: /secrets/{{ $name }}, readOnly: true}
+{{- end }}
+{{- end }}
+{{- with .root.Values.extraVolumeMounts }}
+{{ toYaml . }}
 {{- end }}
 - {name: tmp, mountPath: /tmp}
 {{- end }}
 
 {{- define "capture.volumes" -}}
 - name: config
-  configMap: {name: {{ .Release.Name }}-config}
-- name: nats
-  secret: {secretName: {{ .Values.secrets.nats }}, defaultMode: 0400}
-- name: store
-  secret: {secretName: {{ .Values.secrets.store }}, defaultMode: 0400}
-- name: page
-  secret: {secretName: {{ .Values.secrets.page }}, defaultMode: 0400}
-{{- if .Values.secrets.keys }}
-- name: keys
-  secret: {secretName: {{ .Values.secrets.keys }}, defaultMode: 0400}
+  configMap: {name: {{ .root.Release.Name }}-config}
+{{- range $name, $secret := merge (dict) (.part.secrets | default dict) .root.Values.secrets }}
+{{- if $secret }}
+- name: {{ $name }}
+  secret: {secretName: {{ $secret }}, defaultMode: 0400}
+{{- end }}
+{{- end }}
+{{- with .root.Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}

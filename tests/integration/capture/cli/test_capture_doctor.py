@@ -33,8 +33,9 @@ async def test_a_store_in_which_the_archive_of_this_name_is_not_is_a_failure(fle
     await fleet.until_all_acked(1)
     assert await fleet.stop(node) == 0
     status, found = doctor(store=str(tmp_path / "prod"))
-    assert (status, found["archive"]["status"], found["store"]["status"]) == (1, "fail", "ok")
-    assert found["store"]["text"].endswith("; it holds no archive yet")
+    assert (status, found["archive"]["status"], found["store"]["status"]) == (1, "fail", "fail")
+    assert found["store"]["text"].startswith("not tested: nothing is written into a store without the archive")
+    assert not (tmp_path / "prod").exists()
     said = found["archive"]["text"]
     assert "they would be missing here" in said or "NATS records manifest" in said
 

@@ -13,6 +13,7 @@ from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.picture import read_picture
 from capture.stores import open_store
 from natty.elections import BUCKET, elections
+from natty.errors import how_to_install
 
 WITHOUT_SPARK = """
 import sys
@@ -54,7 +55,7 @@ async def test_a_node_without_spark_sweeps_and_leaves_the_compaction_to_others(f
     said = fleet.log("bare").read_text()
     why = "a node with Spark has to run for it and for the fresh table: Spark is not installed here"
     assert said.count(f"bare is not a candidate for the compaction, {why}") == 1
-    assert 'pip install "natty-nats[spark]"' in said
+    assert how_to_install("spark") in said
     assert "Traceback" not in said
 
 

@@ -249,9 +249,9 @@ async def test_what_is_wrong_is_logged_once_and_again_when_it_changes(captured, 
 
     await archive.lead(work)
     assert told()[1:] == [
-        f"the sweep found: 1 messages of {archive.stream} count as acknowledged and are not stored yet (2): the sweep"
+        f"the sweep found: 1 message of {archive.stream} counts as acknowledged and is not stored yet (2): the sweep"
         " stores those that no node has stored within 30 s",
-        f"the sweep found: 1 acknowledged messages of {archive.stream} are MISSING (2); the stream has them, and the"
+        f"the sweep found: 1 acknowledged message of {archive.stream} is MISSING (2); the stream has them, and the"
         " next sweep tries again to store them: this node stores nothing",
     ]
     assert (await archive.view()).state.dangling == [lost.path]

@@ -111,8 +111,9 @@ async def test_a_work_queue_lets_go_of_healed_messages_and_of_stored_ones_that_i
     async with asyncio.timeout(PATIENCE):
         while (await stream_state(fleet))["messages"]:
             await asyncio.sleep(0.05)
-    found = await is_captured(fleet, path)
+    found = await is_captured(fleet, path, gone={HELD})
     assert len(found.verdict.stored) == COUNT - 1
+    assert {*found.verdict.unexplained} == {HELD}  # it was purged
     stored = await rows(path)
     assert {sequence for sequence, some in stored.items() if any(not times for times, _ in some)} == set(range(3, HELD))
     assert {sequence: content for sequence, [(_, content)] in stored.items()} == copy

@@ -75,7 +75,8 @@ async def test_an_interest_stream_keeps_no_healed_message(fleet, configured, sta
     await is_published(fleet, lambda one: one.awaited == len(FORGOTTEN) - len(STORED))
     await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=SHORT, allow_destructive=True)
     state = await is_published(fleet, lambda one: one.healed == len(FORGOTTEN) - len(STORED))
-    await is_captured(fleet, path)
+    found = await is_captured(fleet, path, gone={HELD})
+    assert {*found.verdict.unexplained} == {HELD}  # it was purged
     stored = await rows(path)
     assert {sequence for sequence, some in stored.items() if any(not times for times, _ in some)} == FORGOTTEN - STORED
     assert {sequence: {content for _, content in some} for sequence, some in stored.items()} == {

@@ -156,7 +156,7 @@ async def test_what_is_too_old_for_the_stream_comes_in_and_then_goes_as_the_plan
         while (await info(natty, name))["state"]["messages"]:
             await asyncio.sleep(0.02)
     plan = await planned(other, captured, start=1)
-    assert [one for one in plan.not_kept if one.startswith("1 messages or more are older than the stream's max_age")]
+    assert [one for one in plan.not_kept if one.startswith("at least 1 message is older than the stream's max_age")]
     done = await restored(other, captured, start=1)
     assert (done.messages, done.kept) == (1, 1)
     async with asyncio.timeout(PATIENCE):
@@ -177,7 +177,7 @@ async def test_a_message_whose_time_to_live_is_over_is_a_gap_and_the_report_says
             await asyncio.sleep(0.05)
     done = await restored(other, captured)
     assert (done.messages, done.kept) == (3, 2)
-    assert done.not_kept[0].startswith("1 messages were left out by the server")
+    assert done.not_kept[0].startswith("1 message was left out by the server")
     assert await dumped(other, name) == await dumped(natty, name)
 
 

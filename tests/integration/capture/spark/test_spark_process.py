@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -22,6 +23,7 @@ from capture.pipelines.upkeep import Upkeep
 from capture.spark import SparkDriver, SparkOptions, class_data, scratch
 from capture.spark.java import choose
 from natty.elections.guard import kill, members
+from natty.errors import how_to_install
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
@@ -137,7 +139,7 @@ async def test_a_session_starts_from_an_archive_of_classes_that_java_accepts(dri
 async def test_without_spark_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("capture.spark.client.find_spec", lambda name: None)
     async with SparkDriver() as driver:
-        with pytest.raises(SparkError, match=r"pip install .natty-nats\[spark\]"):
+        with pytest.raises(SparkError, match=re.escape(how_to_install("spark"))):
             await driver.ping()
 
 

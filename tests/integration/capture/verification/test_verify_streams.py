@@ -55,7 +55,10 @@ async def state_of(natty, stream):
 def counted(checked):
     """Return the sizes of the sets that are not empty."""
     verdict = checked.verdict.as_dict()
-    names = ("stored", "undecodable", "deleted", "expired", "missing", "unwanted", "unseen", "unproven", "unknown")
+    names = (
+        "stored", "undecodable", "deleted", "expired", "missing", "unwanted", "unseen", "unproven", "unexplained",
+        "unknown",
+    )  # fmt: skip
     return {name: verdict[name] for name in names if verdict[name]}
 
 
@@ -145,8 +148,43 @@ async def test_a_work_queue_deletes_what_is_stored_and_of_the_rest_nothing_is_pr
     await store_all(natty, config, store)
     assert (await state_of(natty, config.stream))["messages"] == 0
     checked = await check(natty, config, store)
+    assert counted(checked) == {"stored": 9, "expired": 1, "unproven": 1, "unexplained": 1}
+    assert checked.status == 1
+    await natty.ensure_stream(config.stream, max_age=3600.0, allow_destructive=True)
+    checked = await check(natty, config, store)
     assert counted(checked) == {"stored": 9, "expired": 1, "unproven": 1}
     assert checked.status == 0
+    await sweep_once(natty, config, store)  # the archive knows by now that the message can't be an hour old
+    for checked in (await check(natty, config, store), await check(None, config, store)):
+        assert counted(checked) == {"stored": 9, "expired": 1, "unproven": 1, "unexplained": 1}
+    await natty.ensure_stream(config.stream, max_age=0.1, duplicate_window=0.1, allow_destructive=True)
+    await asyncio.sleep(0.2)
+    assert (await check(natty, config, store)).status == 0
+
+
+async def test_what_another_client_acknowledged_in_a_work_queue_did_not_expire(natty, configured):
+    config, store = configured()
+    await make(natty, config, retention="workqueue")
+    await publish(natty, config.stream, 4)
+    await natty.jetstream.request(f"STREAM.PURGE.{config.stream}")  # before capture begins: not in its scope
+    await publish(natty, config.stream, 3)
+    await store_all(natty, config, store)
+    await publish(natty, config.stream, 5)
+    pull, taken = natty.pull(config.stream, config.durable, max_messages=5), 0
+    async for batch in pull:
+        for message in batch:
+            message.ack()
+        if (taken := taken + len(batch)) >= 5:
+            pull.stop()
+    await natty.connection.flush()
+    async with asyncio.timeout(PATIENCE):
+        while (await state_of(natty, config.stream))["messages"]:
+            await asyncio.sleep(0.05)
+    checked = await check(natty, config, store)
+    assert counted(checked) == {"stored": 3, "expired": 9, "unproven": 9, "unexplained": 5}
+    assert checked.status == 1
+    assert "9 removed from the stream" in checked.sentence()
+    assert "5 messages were removed from the stream without being captured (8–12)" in checked.sentence()
 
 
 async def test_a_stream_that_is_gone_is_compared_with_what_was_recorded_of_it(natty, configured):

@@ -215,7 +215,7 @@ def test_deleting_asks_first_and_tells_what_was_there(elastic, stream, served):
     assert f"there is no elastic group cg of stream {stream}" in complaint(elastic("rm", stream, "cg"))
     printed(elastic("create", stream, "cg", "2"))
     printed(elastic("add", stream, "cg", "m1"))
-    assert f"Delete elastic group cg of stream {stream} with 1 members?" in complaint(elastic("rm", stream, "cg"))
+    assert f"Delete elastic group cg of stream {stream} with 1 member?" in complaint(elastic("rm", stream, "cg"))
     served(lambda natty: Go(natty).put(ELASTIC, f"{stream}.cg", b"{"))
     assert "whose record can't be read" in complaint(elastic("rm", stream, "cg"))
     printed(elastic("rm", stream, "cg", "--force"))

@@ -82,6 +82,15 @@ async def test_a_lease_that_was_left_is_not_waited_for(nodes, request, where):
     assert second.terms[0].token > token
 
 
+async def test_one_replica_in_a_cluster_is_a_warning(nats_cluster, natty_name, caplog):
+    bucket = natty_name("leaders")
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as client:
+        await client.election("any", bucket=bucket, replicas=1).prepare()
+        await client.delete_bucket(bucket)
+    text = f"the elections of bucket {bucket} have 1 replica: while its server is down no leader is elected, and if"
+    assert [one.levelname for one in caplog.records if one.getMessage().startswith(text)] == ["WARNING"]
+
+
 async def test_tokens_rise_from_term_to_term(nodes):
     tokens = []
     for _ in range(4):

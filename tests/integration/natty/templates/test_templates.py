@@ -146,7 +146,7 @@ async def test_a_removed_template_leaves_its_streams_and_each_takes_its_subjects
 async def test_a_template_is_not_removed_while_messages_wait_that_have_no_stream(natty, template):
     made = await template()
     await natty.publish(f"{made.name}.a/b", b"kept")
-    with pytest.raises(ConfigError, match=rf"1 messages wait for a stream \(1 on {made.name}\.a/b\)"):
+    with pytest.raises(ConfigError, match=rf"1 message waits for a stream \(1 on {made.name}\.a/b\)"):
         await natty.stream_templates().rm(made.name)
     await natty.publish(f"{made.name}.a/b", b"kept, too")
     assert (await natty.stream_templates().info(made.name)).waiting == {f"{made.name}.a/b": 2}

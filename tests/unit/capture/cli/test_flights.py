@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from capture.cli.demo import flights, tables
 from capture.cli.demo.screen import Result
 from capture.errors import CaptureError
 from capture.pipelines.definition import Pipeline
+from natty.errors import how_to_install
 
 
 def test_a_departure_is_published_under_its_airport_and_carrier_as_the_row_stands() -> None:
@@ -70,7 +72,7 @@ def test_the_data_set_is_read_and_not_imported() -> None:
 
 def test_a_data_set_that_is_not_installed_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "find_spec", lambda name: None)
-    with pytest.raises(CaptureError, match=r'not installed; run: pip install "natty-nats\[demo\]"'):
+    with pytest.raises(CaptureError, match=re.escape(f"not installed; run: {how_to_install('demo')}")):
         flights.data_file()
 
 

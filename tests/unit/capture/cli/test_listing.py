@@ -7,6 +7,7 @@ from archived import Archived, store_block
 
 from capture.archive.index import tree
 from capture.archive.index.tree import Sizes
+from capture.archive.manifest import ENTRIES
 from capture.cli import ls, main
 from natty.cli import tables
 
@@ -43,8 +44,8 @@ def test_the_json_is_that_of_one_document(monkeypatch, capfd, archived):
     whole = printed(monkeypatch, capfd, archived, "--json")
     monkeypatch.setattr(ls, "FEW", 0)
     assert printed(monkeypatch, capfd, archived, "--json") == whole
-    assert {"blocks", "table"} == json.loads(whole).keys()
-    assert json.loads(whole)["blocks"] + json.loads(whole)["table"]
+    assert {"blocks", "table", "new"} == json.loads(whole).keys()
+    assert sum(map(len, json.loads(whole).values()))
 
 
 def test_the_rows_are_those_of_one_table_and_are_counted(monkeypatch, capfd, archived):
@@ -58,5 +59,33 @@ def test_the_rows_are_those_of_one_table_and_are_counted(monkeypatch, capfd, arc
     assert widths == sorted(widths)
     objects = json.loads(printed(monkeypatch, capfd, archived, "--json"))
     assert [line.split()[:2] for line in rows[1:]] == [
-        [one["path"], kind] for name, kind in (("blocks", "block"), ("table", "table")) for one in objects[name]
+        [one["path"], kind]
+        for name, kind in (("blocks", "block"), ("table", "table"), ("new", "new"))
+        for one in objects[name]
     ]
+
+
+@pytest.fixture
+async def unswept(tmp_path):
+    """An archive with adopted blocks, a table file, a block that was stored after the last sweep, and an odd entry."""
+    found = await Archived(folder=tmp_path / "lake").make()
+    await found.store.put(f"{ENTRIES}odd", b"odd")
+    return found
+
+
+def test_blocks_that_were_stored_after_the_last_sweep_are_listed_and_counted(monkeypatch, capfd, unswept):
+    *rows, said = printed(monkeypatch, capfd, unswept).splitlines()
+    shown = [line.split()[1:3] for line in rows[1:]]
+    assert shown == [["block", "1"], ["block", "1"], ["table", "4"], ["new", "2"]]
+    assert said.endswith(": 2 blocks, 1 table file, and 1 new block that the next sweep of a node adopts")
+    objects = json.loads(printed(monkeypatch, capfd, unswept, "--json"))
+    counts = {name: [one["count"] for one in found] for name, found in objects.items()}
+    assert counts == {"blocks": [1, 1], "table": [4], "new": [2]}
+
+
+def test_an_entry_that_cant_be_read_is_said_and_hides_no_other(monkeypatch, capfd, unswept):
+    monkeypatch.setattr("sys.argv", ["capture", "ls", "--store", unswept.store.url])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert f"capture: an entry can't be read: {ENTRIES}odd " in capfd.readouterr().err

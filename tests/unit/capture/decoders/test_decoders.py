@@ -229,7 +229,7 @@ def loses_bad(found: Batch) -> Records[Any]:
 
 @pytest.mark.parametrize(
     ("function", "why"),
-    [(fails_on_bad, "KeyError: 'bad'"), (loses_bad, "ValueError: 0 records were returned for 1 messages")],
+    [(fails_on_bad, "KeyError: 'bad'"), (loses_bad, "ValueError: 0 records were returned for 1 message")],
 )
 def test_a_decoder_of_batches_that_fails_loses_only_the_bad_ones(own: str, function: Any, why: str) -> None:
     vars(sys.modules[own])["f"] = by_batch(function)

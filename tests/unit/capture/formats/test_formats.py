@@ -31,10 +31,11 @@ from capture.archive.picture import Picture
 from capture.archive.table import Table
 from capture.config.load import load
 from capture.decoders import decoder
-from capture.errors import CaptureError, ConfigError, FormatError
+from capture.errors import CaptureError, ConfigError, FormatError, StoreError
 from capture.formats import read_object, reader, writer
 from capture.formats.contract import sample_blocks
 from capture.formats.envelope import SCHEMA, to_table
+from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.ingest.hooks import Completion
 from capture.ingest.pipeline import group
@@ -290,6 +291,31 @@ def test_what_does_not_fit_is_a_figure_of_the_node(tmp_path: Path) -> None:
     assert shown["capture_undecodable_total", "S"] == 2
     assert (shown["capture_failures_total", "S"], shown["capture_handed_back_total", "S"]) == (1, 7)
     assert shown["capture_unfit_total", "S", "delay"] == 2
+    assert shown["capture_store_failing", "S"] == 0
+
+
+async def test_that_blocks_are_not_stored_is_a_figure_of_the_node_until_one_is(tmp_path: Path) -> None:
+    """It does not end between two failures, however long `max_age` makes the time between them."""
+    flags = {"stream": "S", "store": str(tmp_path), "limits.max_age": 900.0, "ack_wait": 1800.0}
+    node, clock, fails = Node(load(None, flags, environment={})), [0.0], [True]
+    node._handed_back._clock = lambda: clock[0]
+
+    async def commit(_: SealedBlock) -> None:
+        if fails[0]:
+            raise StoreError("away")
+
+    def failing() -> float:
+        samples = [sample for metric in NodeCollector(node).collect() for sample in metric.samples]
+        return next(one.value for one in samples if one.name == "capture_store_failing")
+
+    watched = node._handed_back.watch(commit)
+    with pytest.raises(StoreError):
+        await watched(block())
+    clock[0] = 900.0
+    assert failing() == 1
+    fails[0] = False
+    await watched(block())
+    assert failing() == 0
 
 
 # --- through the commit ----------------------------------------------------------------------------------------------

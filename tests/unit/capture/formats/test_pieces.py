@@ -81,7 +81,7 @@ def test_raw_says_what_is_wrong_with_its_messages() -> None:
     good = writer("raw").write(mixed())
     with pytest.raises(FormatError, match="it continues after its 11 messages"):
         list(reader("raw").parts(BytesIO(good + b"x"), mixed(), 1000))
-    with pytest.raises(FormatError, match="it is cut off: the last 1 of its 11 messages are missing"):
+    with pytest.raises(FormatError, match="it is cut off: of its 11 messages the last 1 is missing"):
         list(reader("raw").parts(BytesIO(good[:-1]), mixed(), 1000))
 
 

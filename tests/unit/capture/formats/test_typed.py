@@ -6,6 +6,7 @@ import enum
 import json
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -233,8 +234,18 @@ def test_each_thing_is_told_once_and_what_does_not_fit_is_counted_on(caplog: pyt
     for payload in (b'{"delay":"late","gate":1}', b'{"delay":"late","gate":1}', b'{"delay":"late","belt":1}'):
         wanted.write(block(payload))
     told = [record.getMessage().partition("'EWR': ")[2].partition(";")[0] for record in caplog.records]
-    assert told == ["1 values do not fit delay, there is a new field gate", "there is a new field belt"]
-    assert wanted.unfit == {"delay": 3}
+    assert told == ["1 value does not fit delay, there is a new field gate", "there is a new field belt"]
+    assert wanted.unfit == Counter(delay=3)
+
+
+def test_each_column_is_counted_from_zero_so_that_an_increase_shows_the_first_burst() -> None:
+    wanted = writer("parquet", decode=Decoding(as_json, shape=FLIGHT, is_json=True))
+    columns = [*schema_of(FLIGHT).names, WHOLE]
+    assert dict(wanted.unfit) == dict.fromkeys(columns, 0)
+    wanted.write(block(b'{"delay":"late"}', b"3"))
+    assert wanted.unfit.keys() == {*columns}
+    assert dict(writer("csv", decode=Decoding(as_json)).unfit) == {"flatten": 0}
+    assert dict(writer("ndjson-decoded", decode=Decoding(as_json)).unfit) == {"value": 0}
 
 
 def test_names_that_publishers_choose_do_not_fill_the_log(
@@ -269,7 +280,7 @@ def test_a_value_of_another_type_is_null_named_counted_and_told(caplog: pytest.L
     assert rows["origin"].to_pylist() == ["EWR", None, None, "JFK"]
     assert rows["delay"].to_pylist() == [None, None, None, 5]
     assert rows[CONFLICTS].to_pylist() == [["delay"], ["origin", "delay"], [WHOLE], None]
-    assert wanted.unfit == {"delay": 2, "origin": 1, WHOLE: 1}
+    assert wanted.unfit == Counter({"delay": 2, "origin": 1, WHOLE: 1})
     assert "2 values do not fit delay" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 

@@ -254,7 +254,7 @@ async def test_what_was_seen_unstored_and_left_the_stream_is_gone_and_logged_onc
     ]
     assert [(one.gone, one.missing) for one in states] == [(0, 0), (2, 0), (2, 0), (1, 0)]
     assert states[-1].describe_gone() == (
-        "1 messages of S left it before a node stored them (5): it removes what is older than 5 s (max_age);"
+        "1 message of S left it before a node stored them (5): it removes what is older than 5 s (max_age);"
         " or they were purged, rolled up or deleted"
     )
     assert [record.count for record in caplog.records if record.action == "gone"] == [2]

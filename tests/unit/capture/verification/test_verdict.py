@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.archive.sequences import Sequences
+from capture.verification.check import Check
+from capture.verification.recorded_stream import has_limits
 from capture.verification.verdict import SAID, TOLD, Holdings, StreamReport, compare
 
 some = st.sets(st.integers(1, 60))
@@ -119,6 +122,38 @@ def test_what_is_deleted_by_its_ack_is_no_proof_of_anything():
     assert list(verdict.unproven) == [3, 4, 6]
     assert "3 of these without proof that capture did not lose them" in verdict.sentence()
     assert not compare(Holdings(), replace(view, acks_delete=False)).unproven
+
+
+def test_what_no_limit_of_the_stream_explains_did_not_expire_and_is_not_well():
+    view = StreamReport(first=9, last=8, deleted=of(6), delivered=8, acks_delete=True, limited=False, accountable=3)
+    verdict = compare(Holdings(stored=of(4, 5, 7, 8)), view)
+    assert (list(verdict.unproven), list(verdict.unexplained)) == ([1, 2, 3, 6], [3, 6])
+    assert verdict.sentence() == (
+        "4 stored, 1 deleted in the stream, 3 removed from the stream, 2 of these without proof that capture did not"
+        " lose them: this stream deletes acked messages, 4 of them not compacted yet; 2 messages were removed from the"
+        " stream without being captured (3, 6), and no limit of the stream explains it: another client acknowledged"
+        " them, or they were purged or deleted"
+    )
+    assert Check(verdict=verdict, held=Holdings(), stream="S", store="").status == 1
+    for other in (replace(view, accountable=None), replace(view, acks_delete=False)):
+        assert not compare(Holdings(stored=of(4, 5, 7, 8)), other).unexplained
+    kept = compare(Holdings(stored=of(4)), replace(view, acks_delete=False)).sentence()
+    assert "purged from the stream" in kept
+
+
+@pytest.mark.parametrize(
+    ("config", "limited"),
+    [
+        ({"max_age": 0, "max_msgs": -1, "max_bytes": -1, "max_msgs_per_subject": -1, "discard": "old"}, False),
+        ({"max_msgs": 5, "discard": "new"}, False),
+        ({"max_msgs": 5, "discard": "old"}, True),
+        ({"max_msgs_per_subject": 1}, True),
+        ({"max_age": 10**9, "discard": "new"}, True),
+        ({"allow_msg_ttl": True}, True),
+    ],
+)
+def test_which_streams_remove_messages_by_themselves(config, limited):
+    assert has_limits([{}, config]) is limited
 
 
 def test_what_a_damaged_object_held_is_missing_even_where_the_stream_has_dropped_it():

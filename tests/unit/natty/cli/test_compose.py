@@ -256,8 +256,8 @@ def test_while_the_store_is_away_each_reason_is_told_once(monkeypatch, capsys):
 def test_prometheus_reads_every_service_that_has_metrics_over_tls_and_with_the_token(compose):
     jobs = YAML(typ="safe", pure=True).load((FILES / "prometheus.yml").read_text())["scrape_configs"]
     assert sorted(one for job in jobs for each in job["static_configs"] for one in each["targets"]) == [
-        "capture-1:9100",
-        "capture-2:9100",
+        "capture-1:8190",
+        "capture-2:8190",
         "status:8180",
     ]
     for job in jobs:

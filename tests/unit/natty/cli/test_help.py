@@ -1,6 +1,7 @@
 """The help of each command: headings, and examples that the command line accepts."""
 
 import shlex
+import subprocess
 
 import pytest
 from typer.main import get_command
@@ -9,7 +10,7 @@ from capture.cli import examples as capture_examples
 from capture.cli.app import make_app as make_capture_app
 from natty.cli import examples as natty_examples
 from natty.cli.app import make_app as make_natty_app
-from natty.cli.help import CONNECTION, examples
+from natty.cli.help import CONNECTION, LONGEST_LINE, examples, fold
 from natty.cli.run import log_first
 
 LINES = [line for module in (natty_examples, capture_examples) for line in module.EXAMPLES.splitlines() if line.strip()]
@@ -53,7 +54,31 @@ def test_the_help_of_each_command_ends_with_examples(path):
     context, _ = context_of(path)
     _, found, shown = context.get_help().partition("\nExamples:\n")
     assert found, f"no example of {' '.join(path)}"
-    assert all(line.strip() in LINES for line in shown.splitlines())
+    name = context.command_path
+    commands = [" ".join(one.split()) for one in shown.replace("\\\n", "").splitlines()]
+    assert all(f"{command} ".startswith(f"{name} ") for command in commands), f"an example of another command: {shown}"
+    if not context.command.hidden:
+        assert [command for command in commands if command not in LINES] == []
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_an_example_fits_a_narrow_terminal_and_can_be_copied(path):
+    context, _ = context_of(path)
+    _, _, shown = context.get_help().partition("\nExamples:\n")
+    assert [line for line in shown.splitlines() if len(line) > LONGEST_LINE] == []
+
+
+def test_a_long_example_is_continued_as_a_shell_reads_it():
+    command = "printf '%s|' --query 'SELECT a  FROM b' --config capture.toml --last"
+    lines = fold(command, 30)
+    assert lines == [
+        "printf '%s|' \\",
+        "    --query 'SELECT a  FROM b' \\",
+        "    --config capture.toml \\",
+        "    --last",
+    ]
+    said = subprocess.run(["sh", "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    assert said == "--query|SELECT a  FROM b|--config|capture.toml|--last|"
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import threading
@@ -7,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from natty import ConfigError, Natty
+from natty.errors import how_to_install
 from natty.metrics.telemetry import collector, not_ready, pages
 from natty.wire.counters import HANDLER, PUBLISHER, Observed
 
@@ -125,14 +127,14 @@ def test_a_client_that_is_not_connected_is_not_ready(natty):
 
 def test_without_prometheus_client_it_says_what_to_install(natty, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
-    with pytest.raises(ConfigError, match=r"natty-nats\[metrics\]"):
+    with pytest.raises(ConfigError, match=re.escape(how_to_install("metrics"))):
         collector(natty)
 
 
 def test_without_prometheus_client_readiness_works():
     answers = pages(lambda: ["the moon is not full"])
     assert answers["/metrics"]().status == 501
-    assert b"natty-nats[metrics]" in answers["/metrics"]().body
+    assert how_to_install("metrics").encode() in answers["/metrics"]().body
     assert answers["/readyz"]().status == 503
     assert answers["/readyz"]().body == b'{"ready":false,"reasons":["the moon is not full"]}'
     assert answers["/livez"]().status == 200
@@ -150,7 +152,7 @@ except ConfigError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == 'the pages need aiohttp; run: pip install "natty-nats[metrics]"\n'
+    assert said == f"the pages need aiohttp; run: {how_to_install('metrics')}\n"
 
 
 def test_importing_it_does_not_import_what_only_some_of_it_needs():

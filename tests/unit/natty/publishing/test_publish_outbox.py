@@ -97,10 +97,10 @@ def test_closing_says_what_nobody_has_read(caplog):
         errors = PublishErrors()
         errors.add(PublishError("a message of 1 bytes on a.b: full", subject="a.b"))
         with (
-            pytest.raises(PublishError, match=r"1 messages .* first: a message of 1 bytes")
+            pytest.raises(PublishError, match=r"1 message .* first: a message of 1 bytes")
             if raises
             else (contextlib.nullcontext())
         ):
             errors.close(raises=raises)
         errors.close(raises=True)  # told once
-    assert "1 messages published in the background were not stored" in caplog.text
+    assert "1 message published in the background was not stored" in caplog.text

@@ -1,5 +1,6 @@
 """What the status page shows besides the status: the last hour, what the ack floor waits for, runbook entries."""
 
+import errno
 import json
 import re
 from email import message_from_string
@@ -13,11 +14,14 @@ from capture.cli import serve
 from capture.cli.serve import runbook_url, start_command
 from capture.errors import ConfigError
 from capture.ingest.board import ArchiveState, BoardState, Heard, NodeState, StreamState
+from capture.node import fresh_keeper, leader_tasks, pipeline_runner, user_catalog
+from capture.node.pipeline_keeper import FOLLOWS, KEEPS, REQUESTS
 from capture.node.status.ack_floor_holder import explain
 from capture.node.status.history import KEPT, STEP, History
 from capture.node.status.pipelines import PipelinesStatus, PipelineState
 from capture.node.status.status import Status
 from capture.node.status.status_page import metrics
+from natty.metrics.http import _explain_failure
 
 RUNBOOK = Path(__file__).parents[5] / "docs" / "runbook.md"
 NODE = NodeState(node="one", version="1", since=0.0, every=10.0)
@@ -187,11 +191,17 @@ def all_troubles():
     bad = msgspec.structs.replace(STREAM, missing=2, missing_are="1, 2", remedy="none")
     state = msgspec.structs.replace(STATE, streams=[bad], dangling=["x"], unreadable=["y"])
     nodes = [
-        Heard(node(troubles=["full", "the sweep failed"], store_trouble="full", location="s3://a"), 1.0),
+        Heard(node(troubles=["full", "the sweep failed: full"], store_trouble="full", location="s3://a"), 1.0),
         Heard(node(node="two", location="s3://b"), 1.0),
         Heard(node(node="three"), 99.0),
     ]
-    found = Status("A", BoardState(state, 99.0, nodes, ["key z can't be read"]), "", "", frozenset({"S"}))
+    found = Status(
+        "A",
+        BoardState(state, 99.0, nodes, ["key z of bucket capture_state can't be read: no JSON"]),
+        "",
+        "",
+        frozenset({"S"}),
+    )
     never = Status("A", BoardState(None, 0.0, []), "one", "", is_to_compact=True)
     failed = PipelineState(name="p", state="failed", schedule="every 5m", error="no")
     return [*found.troubles, *never.troubles, *PipelinesStatus("A", "", [failed], "away").troubles]
@@ -204,16 +214,37 @@ def test_every_problem_has_an_entry_in_the_runbook():
     by_text = {str(one).partition(" ")[0]: one.entry for one in troubles}
     assert by_text["three"] == "capturenodesilent"
     entries = {str(one): one.entry for one in troubles}
-    assert (entries["one: full"], entries["one: the sweep failed"]) == ("capturestorefailing", "sentences")
+    assert (entries["one: full"], entries["one: the sweep failed: full"]) == ("capturestorefailing", "sentences")
 
 
-def test_a_sentence_without_an_entry_of_its_own_is_in_the_table_of_sentences():
+def list_sentences():
+    """Return the sentences of the runbook's table, as patterns: "…" and words like NODE stand for any text."""
     table = RUNBOOK.read_text(encoding="utf-8").partition("## Sentences")[2]
-    for words in (
-        "is named by an entry and missing", "an entry can't be read", "of bucket capture_state can't be read",
-        "use different URLs for the archive", "nobody compacts", "the sweep failed",
-    ):  # fmt: skip
-        assert words in table
+    found = [one for row in re.findall(r"^\| (.+?) \|", table, re.MULTILINE) for one in re.findall(r"\*(.+?)\*", row)]
+    parts = [re.split(r"…|\b(?:N|NODE|NAME|KEY)\b", one) for one in found]
+    return [".+".join(map(re.escape, one)) for one in parts]
+
+
+def list_failures():
+    """Return what the leaders' tasks of a node say when they fail. A new place that says something is added here."""
+    sources = [Path(one.__file__).read_text() for one in (fresh_keeper, leader_tasks, user_catalog, pipeline_runner)]
+    said = sorted(re.findall(r"failing\[(\w+)\] = ", "".join(sources)))
+    assert said == ["FRESH", "REGISTERS", "what", "what"], "another place says what failed: add its sentence here"
+    works = {getattr(leader_tasks, name) for one in sources for name in re.findall(r"self\._attempt\((\w+),", one)}
+    assert len(works) == 4
+    pipelines = ["pipeline p: its SQL failed", *(f"{one}: KeyError: 1" for one in (KEEPS, FOLLOWS, REQUESTS))]
+    return [*(f"the {one} failed: full" for one in works), "the catalog does not show the table: denied", *pipelines]
+
+
+def test_every_sentence_about_a_problem_stands_in_the_table_of_the_runbook():
+    refused = "the server refused: Permissions Violation: give the node's user that permission"
+    found = [*all_troubles(), *Heard(node(troubles=[*list_failures(), refused]), 1.0).node.list_troubles()]
+    patterns = list_sentences()
+    found = [one for one in found if one.entry != "capturestorefailing"]  # the words of the store itself
+    assert [one for one in found if not any(re.search(pattern, one) for pattern in patterns)] == []
+    assert any(
+        re.search(pattern, _explain_failure("127.0.0.1:8190", OSError(errno.EADDRINUSE, ""))) for pattern in patterns
+    )
 
 
 def test_the_entries_stand_beside_the_problems_in_the_status():

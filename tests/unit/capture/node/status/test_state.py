@@ -88,13 +88,21 @@ def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody(
 
 
 def test_that_nobody_leads_comes_first():
-    assert view(ago=99.0).troubles(leader="")[0] == "the sweep has no leader: stored blocks are not adopted"
+    said = view(ago=99.0, nodes=[1.0]).troubles(leader="")
+    assert said[0] == "the sweep has no leader: stored blocks are not adopted"
+
+
+@pytest.mark.parametrize("nodes", [[], [99.0]])
+def test_that_no_node_runs_is_said_with_what_to_do(nodes):
+    said = view(nodes=nodes).troubles(leader="")[0]
+    assert said == "no node is running: start one with `capture run`, it adopts the stored blocks"
 
 
 def test_gaps_and_overlaps_are_told_in_one_sentence():
     assert stream(gaps=3, gaps_are="1–3", overlaps=2).describe_gaps() == (
-        "S: 3 sequences that the archive does not hold were deleted in the stream, or expired there, or have subjects"
-        " that are not captured (1–3), 2 messages are stored more than once until the compaction"
+        "S: 3 sequences that the archive does not hold left the stream (expired, deleted, or acknowledged by another"
+        " client), or have subjects that are not captured (1–3), 2 messages are stored more than once until the"
+        " compaction"
     )
     assert stream().describe_gaps() == stream().describe_missing() == ""
 
