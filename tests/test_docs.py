@@ -2,19 +2,17 @@
 
 import ast
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
-import threading
 import tomllib
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
-from patient import PATIENCE
+from pages import EXCEPT_PYTHON, EXCEPT_SHELL, LANGUAGES, PAGES, TUTORIALS, blocks_of, exceptions_to, lines_of
 from ruamel.yaml import YAML
 from sentences import is_said, texts_of
 from tutorial import sections_of, steps_of
@@ -29,7 +27,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 TOUR = (ROOT / "docs" / "tour.md").read_text()
 CLI = (ROOT / "docs" / "cli.md").read_text()
-DOORS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "tour.md", ROOT / "docs" / "installing.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -69,27 +66,17 @@ def test_the_docs_name_no_command_that_is_not_there(name):
     assert known, f"docs/cli.md names {name!r}"
 
 
-def shell_lines():
-    """The lines of the shell blocks that a newcomer copies, each once."""
-    bodies = [body for page in DOORS for body in blocks(page.read_text(), "sh")]
-    return dict.fromkeys(line for body in bodies for line in body.splitlines() if line.strip())
-
-
-@pytest.mark.parametrize("line", shell_lines())
-def test_the_commands_that_a_newcomer_copies_exist(line):
+@pytest.mark.parametrize("line", dict.fromkeys(line for page in PAGES for line in lines_of(page)))
+def test_a_line_that_no_test_carries_out_names_what_there_is(line):
     words = line.split("#")[0].split()
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif words[:2] == ["docker", "compose"]:  # tests/acceptance/examples/test_compose_stack.py runs the file
-        assert words[2] == "up"
+        assert words[2] in ("up", "run", "exec", "down")
         assert (ROOT / "docker-compose.yml").exists()
-    elif words[0] == "pip":
+    elif "pip" in Path(words[0]).name:
         extras = {extra for found in re.findall(r"\[([\w,]+)\]", line) for extra in found.split(",")}
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
-    else:
-        command = next(COMMANDS[name] for name in (" ".join(words[:3]), " ".join(words[:2])) if name in COMMANDS)
-        options = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= options
 
 
 def test_make_lists_each_target_with_what_it_does():
@@ -98,68 +85,12 @@ def test_make_lists_each_target_with_what_it_does():
     assert sorted(re.findall(r"^  make (\S+) +\S", listed, re.MULTILINE)) == sorted(phony.split())
 
 
-@pytest.fixture(scope="module")
-def environment(nats_server):
-    options = nats_server.connect_options()
-    return os.environ | {
-        "NATS_URL": options["servers"][0],
-        "NATS_CA": options["tls_ca"],
-        "NATS_CERT": options["tls_cert"],
-        "NATS_KEY": options["tls_key"],
-        "NATS_TIMEOUT": f"{PATIENCE}s",
-        "NATS_CONNECT_TIMEOUT": f"{PATIENCE}s",
-        "PYTHONPATH": str(ROOT),
-    }
-
-
-def run(code: str, environment: dict, wanted: str) -> str:
-    """Run Python to its end and return what it says; one that runs "until SIGTERM" gets that when it has said it."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-u", "-c", code],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    giving_up = threading.Timer(PATIENCE, process.kill)
-    giving_up.start()
-    output = ""
-    for line in process.stdout:
-        output += line
-        if "until SIGTERM" in code and re.search(wanted, line):
-            process.terminate()
-    status = process.wait()
-    giving_up.cancel()
-    process.stdout.close()
-    assert status == 0, output
-    return output
-
-
-EXPECTED = {
-    "mailer": r'^orders\.eu\.1 {"total": 12}$',
-    "sweeper": r"^swept from (None|b'42') under token \d+$",  # 42: a stall ended the term after its commit
-    "ticks": r"^10000 stored$",
-}
-
-
 _, _, NIGHTLY = (ROOT / "examples" / "nightly.py").read_text().partition('"""\n\n')  # run by test_examples.py
 
 
 def test_the_cron_job_of_the_docs_is_the_example_and_has_ten_lines():
     assert NIGHTLY in blocks((ROOT / "docs" / "election.md").read_text(), "python")
     assert len([line for line in NIGHTLY.splitlines() if line.strip()]) <= 10
-
-
-def examples():
-    """The programs of the README and of the tour, each once; the cron job is run by test_examples.py."""
-    return dict.fromkeys(code for page in (README, TOUR) for code in blocks(page, "python") if code != NIGHTLY)
-
-
-@pytest.mark.parametrize("code", examples(), ids=lambda code: code.split("\n")[3][:30])
-def test_the_python_of_the_readme_and_the_tour_runs_against_a_real_server(code, environment):
-    (wanted,) = [text for word, text in EXPECTED.items() if word in code]
-    output = run(code, environment, wanted)
-    assert re.search(wanted, output, re.MULTILINE), output
 
 
 def test_the_readme_has_a_service_a_cron_job_and_a_capture_of_ten_lines_and_900_words_in_all():
@@ -198,7 +129,7 @@ def test_the_page_of_pipelines_shows_every_setting_with_its_default_and_its_exam
         shown = rows[one.name].strip("` ")
         if one.name not in ("name", "sql", "python", "mode", "key", "schema", "inputs"):
             assert shown == json.dumps(one.default_factory() if one.default is msgspec.NODEFAULT else one.default)
-    for number, example in enumerate(blocks(text, "toml")):
+    for number, example in enumerate(one for one in blocks(text, "toml") if "[[pipeline]]" in one):
         path = tmp_path / f"{number}.toml"
         path.write_text('store = "lake"\nstreams = ["ORDERS", "KV_config"]\n' + example)
         assert load(path, environment={}, pipelines=True).pipeline
@@ -227,21 +158,6 @@ def test_links_lead_somewhere(path):
             assert not heading or heading in anchors(page), f"{path.name} links to {target}"
 
 
-async def test_the_harness_example_of_the_docs_runs(natty, natty_name):
-    scope: dict = {}
-    exec(blocks((ROOT / "docs" / "testing.md").read_text(), "python")[0], scope)
-    await scope["test_an_order_is_stored"](natty, natty_name)
-
-
-PROGRAMS = [  # page, the number of the program on it, what it prints
-    ("blocking.md", 0, r"^read 1 first\nhandled first$"),
-    ("blocking.md", 1, r"^only one process does this$"),
-    ("requests.md", 0, r"^abab$"),
-    ("publish-later.md", 0, r"^orders.reminder order 7 is not paid$"),
-    ("key-value.md", 0, r"^mail\.rate 20$"),
-]
-
-
 def test_the_on_error_of_the_docs_is_that_of_the_example():
     shown, _, call = blocks((ROOT / "docs" / "consume.md").read_text(), "python")[1].partition("\n\n\n")
     example = (ROOT / "examples" / "handler_errors.py").read_text()
@@ -249,15 +165,8 @@ def test_the_on_error_of_the_docs_is_that_of_the_example():
     assert call.strip() in example
 
 
-@pytest.mark.parametrize(("page", "number", "wanted"), PROGRAMS)
-def test_a_program_of_a_page_runs_against_a_real_server(page, number, wanted, environment):
-    output = run(blocks((ROOT / "docs" / page).read_text(), "python")[number], environment, wanted)
-    assert re.search(wanted, output, re.MULTILINE), output
-
-
 SITE = YAML(typ="rt").load((ROOT / "mkdocs.yml").read_text())
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))  # carried out by acceptance/examples/test_tutorials.py
-NEW_PAGES = [*TUTORIALS, *(ROOT / "docs" / f"{name}.md" for name in ("index", "from-other-libraries"))]
+NEW_PAGES = [*TUTORIALS, ROOT / "docs" / "index.md"]
 
 
 def in_nav(entries):
@@ -298,7 +207,7 @@ def shell_commands(text):
 @pytest.mark.parametrize("path", EVERY_PAGE, ids=lambda path: path.stem)
 def test_a_page_names_commands_and_options_that_exist(path):
     for words in shell_commands(path.read_text()):
-        full = next((" ".join(words[:n]) for n in (4, 3, 2) if " ".join(words[:n]) in COMMANDS), "")
+        full = next((" ".join(words[:n]) for n in (5, 4, 3, 2) if " ".join(words[:n]) in COMMANDS), "")
         assert full, f"{path.name}: {words}"
         options = {one for parameter in COMMANDS[full].params for one in (*parameter.opts, *parameter.secondary_opts)}
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= options, f"{path.name}: {words}"
@@ -318,6 +227,23 @@ def test_the_python_of_a_page_can_be_compiled_and_its_imports_exist(path):
                     import_module(name.name)
             elif isinstance(node, ast.ImportFrom) and node.module not in OWN_MODULES:
                 exec(f"from {node.module} import {', '.join(name.name for name in node.names)}", {})
+
+
+@pytest.mark.parametrize("path", [*PAGES, *TUTORIALS], ids=lambda path: path.stem)
+def test_each_fence_has_a_language_and_commands_are_shell(path):
+    for block in blocks_of(path):
+        assert block.language in LANGUAGES, block.body
+        assert block.language != "text" or not block.body.startswith(("natty ", "capture ", "pip "))
+
+
+def test_what_the_tests_of_the_pages_leave_out_is_in_the_pages_and_what_carries_it_out_exists():
+    python = [one for path in PAGES for one in blocks_of(path) if one.language == "python"]
+    found = Counter(key for one in python for key in exceptions_to(one))
+    assert found == Counter(EXCEPT_PYTHON.keys()) + Counter({("spark.md", ""): 5})  # six, which that test counts
+    lines = [line for path in PAGES for line in lines_of(path)]
+    assert [begin for begin in EXCEPT_SHELL if not any(line.startswith(begin) for line in lines)] == []
+    for reason in {*EXCEPT_PYTHON.values(), *EXCEPT_SHELL.values()}:
+        assert all((ROOT / name).exists() for name in re.findall(r"tests/[\w/]+\.py", reason)), reason
 
 
 def tables_of(path):

@@ -20,6 +20,7 @@ from capture.errors import CaptureError
 from natty import Natty, NattyError
 from natty.cli import app as natty_app
 from natty.cli.run import run as run_command
+from natty.testing import NatsServer
 
 PROGRAMS = {
     "natty": (get_command(natty_app.make_app()), (NattyError,)),
@@ -135,6 +136,14 @@ def quick_shell(nats_server, tmp_path, monkeypatch, capsys):
     shell = QuickShell(tmp_path, nats_server.connect_options(), monkeypatch, capsys)
     yield shell
     _ended(shell)
+
+
+@pytest.fixture(scope="module")
+def page_server(natty_tls, nats_server_binary, tmp_path_factory):
+    """A server of the test file's own, since every page has a stream ORDERS."""
+    folder = tmp_path_factory.mktemp("page-server")
+    with NatsServer(folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def config(own_server, tmp_path):
         partition="time",
     )
     with path.open("a") as file:
-        for text in blocks("toml"):
+        for text in (one for one in blocks("toml") if "[[pipeline]]" in one):
             lines = [line for line in text.splitlines(keepends=True) if not line.startswith("schedule")]
             file.write("".join(lines).replace("[[pipeline]]\n", '[[pipeline]]\nschedule = "every 1s"\n'))
     return path
@@ -98,7 +98,7 @@ async def test_the_examples_of_the_page_run_and_are_read_as_it_says(own_server, 
         assert await asyncio.to_thread(node.wait, 60) == 0
     rows = {one["name"]: one["rows"] for one in found}
     assert rows == {"daily_revenue": 2, "customers": 3, "revenue_now": 2, "config": 1, "features": 40}
-    _, reading, polars_reading = (
+    _, reading, polars_reading, _over_iceberg = (
         text.replace("file:///var/lib/orders", f"file://{tmp_path}/orders") for text in blocks("python")
     )
     scope = {}

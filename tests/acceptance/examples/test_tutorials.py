@@ -1,16 +1,13 @@
 """Each tutorial of docs/ does what it says, on its own server: files are written, commands run, outputs compared."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from command_line import settings_of
+from pages import TUTORIALS
 from tutorial import Reader
 
 from natty.testing import NatsServer
-
-DOCS = Path(__file__).parents[3] / "docs"
-PAGES = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "from-other-libraries.md"]
 
 
 def marks_of(page):
@@ -18,7 +15,7 @@ def marks_of(page):
     return [pytest.mark.long, *([pytest.mark.spark] if needs_spark else [])]  # each starts a dozen processes
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page), id=page.stem) for page in PAGES])
+@pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page), id=page.stem) for page in TUTORIALS])
 def test_a_page_does_what_it_says(page, tmp_path):
     folder = tmp_path / "server"
     with NatsServer(folder=folder) as server:

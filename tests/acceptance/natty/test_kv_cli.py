@@ -3,7 +3,6 @@ import re
 import shlex
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from commands import complaint, printed
@@ -51,13 +50,6 @@ def test_markers_are_set_when_a_bucket_is_made_and_a_ttl_below_them_is_refused(s
     command = re.search(r"natty (stream edit \S+ --subject-del-markers-ttl \S+)\)", told)[1]
     printed(shell.natty(*command.split(), "--force"))
     assert printed(shell.natty("kv", "put", bucket, "k", "v", "--ttl", "2s")) == "1\n"
-
-
-def test_the_example_of_the_docs_runs(shell):
-    text = (Path(__file__).parents[3] / "docs" / "key-value.md").read_text()
-    code = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
-    lines = printed(shell.finish(shell.execute([sys.executable, "-c", code]))).splitlines()
-    assert lines == ["mail.rate 20", "mail.sent 1", "2 keys shown; the next events are live"]
 
 
 def test_destruction_asks_first_and_is_done_with_force(shell, bucket):

@@ -1,8 +1,6 @@
 """Elastic groups on a real server: made, changed and deleted, beside a Go library that plays along by raw requests."""
 
 import asyncio
-from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
-from pathlib import Path
 
 import pytest
 from go_groups import ELASTIC, Go
@@ -284,15 +282,6 @@ async def test_a_full_work_queue_takes_no_more(natty, group, stream):
     assert buffered == 5
     config = (await natty.jetstream.request(f"STREAM.INFO.{stream}-cg"))["config"]
     assert (config["max_msgs"], config["discard"], config["retention"]) == (5, "new", "workqueue")
-
-
-async def test_the_example_of_the_docs_runs(natty, natty_name, capsys):
-    text = (Path(__file__).parents[4] / "docs" / "groups.md").read_text()
-    stream = natty_name("ORDERS")
-    await natty.create_stream(stream, subjects=[f"{stream}.>"])
-    code = text.split("```python\n")[1].split("```")[0].replace("ORDERS", stream)
-    await eval(compile(code, "groups.md", "exec", flags=PyCF_ALLOW_TOP_LEVEL_AWAIT), {"client": natty})
-    assert capsys.readouterr().out == "['m1', 'm2'] (0, 1, 2, 3, 4)\n[]\n"
 
 
 @pytest.mark.long

@@ -371,7 +371,7 @@ async def test_the_docs_programs_read_it(world, monkeypatch):
     programs = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     place = f"{archive_location(world.store)}/{folder('S')}"
     scope, answers = {}, []
-    for program in programs:
+    for program in programs[:3]:  # of the others, one is run by acceptance/examples/test_pages_python.py
         tree = ast.parse(program.replace("file:///var/lib/orders/iceberg/ORDERS", place))
         last = ast.Expression(tree.body.pop().value)
         exec(compile(tree, "table.md", "exec"), scope)
