@@ -207,11 +207,11 @@ async def test_a_successor_requests_more_and_more_rarely_what_is_not_due(natty, 
     theirs = go.pull(group.consumed_stream, "m1", batch=1)
     await fill(natty, group, range(1))
     await until(lambda: len(theirs) == 1 and theirs[0][1])
+    natty.connection.send(theirs[0][1], b'-NAK {"delay": 600000000000}')
     options = {"max_ack_pending": 500, "max_bytes": 4096}
     async with group.join("m1", notes.handler(), ack_wait=0.5, dead_letters=False, **options) as m1:
         await has_state(m1, "standby")
         await fill(natty, group, range(1, 301))
-        natty.connection.send(theirs[0][1], b'-NAK {"delay": 600000000000}')
         await m1.step_down()
         await until(lambda: m1._reading.stint is not None and m1._reading.stint.pause > 2.0)
         assert len(m1._reading.stint.early) <= 4096 // 1000 + 5  # the fifth request beyond the credit doubled the pause
