@@ -24,8 +24,7 @@ unit: .venv/.unit ## the client's unit tests: no Spark, no Java, no servers; abo
 	@.venv/bin/python -m pytest -q --numprocesses $(WORKERS) --dist loadfile --ignore tests/unit/natty/cli/test_compose.py \
 	  tests/unit/natty $(ARGS)
 
-# More workers than two cores have, since tests wait for servers as often as they compute. Files begin in their order: the
-# long ones of tests/acceptance first, the short ones of tests/unit last.
+# More workers than two cores have, since tests wait for servers as often as they compute. tests/conftest.py chooses the order.
 test: WORKERS ?= 4
 test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

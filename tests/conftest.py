@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,8 @@ pytest_plugins = ["pytester"] if _loaded else ["pytester", "natty.testing.plugin
 # A property that holds is not wrong because the machine stood still meanwhile.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+UNIT = Path(__file__).parent / "unit"
 
 # Every Java that a test starts does without its second compiler: Spark is there in half the time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -33,6 +36,16 @@ def nothing_left_open():
     """What a file's tests leave open is told there, as a ResourceWarning, and not in a file that comes later."""
     yield
     gc.collect()
+
+
+def pytest_collection_modifyitems(items):
+    """Mix the files that compute with those that wait for servers: so workers seldom do all the same."""
+    files = dict.fromkeys(item.path for item in items)
+    place = {}
+    for computes in (True, False):
+        some = [path for path in files if (UNIT in path.parents) is computes]
+        place |= {path: number / len(some) for number, path in enumerate(some)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_collection_finish(session):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from capture.archive.iceberg_state import CatalogState, CompactionState, FreshState, TableState
-from capture.ingest.board_trouble import NEVER_SWEPT, SENTENCES, Trouble, disagreement, few, late_sweep, unled
+from capture.ingest.board_trouble import NEVER_SWEPT, SENTENCES, Trouble, disagreement, few, late_sweep, no_leader
 from capture.ingest.keys import quote_name
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time, write_count
@@ -245,7 +245,7 @@ class BoardState:
 
     def troubles(self, *, leader: str) -> list[Trouble]:
         """Return each problem. `leader` is the sweep's leader by the election, "" if there is none."""
-        found = [] if leader else [unled(self.is_attended)]
+        found = [] if leader else [no_leader(self.is_attended)]
         found += few(self.unreadable)
         state = self.state
         if state is None:

@@ -20,7 +20,7 @@ class Trouble(msgspec.Struct, frozen=True):
 NEVER_SWEPT = Trouble("the archive was never swept", "capturenosweepleader")
 
 
-def unled(is_attended: bool) -> Trouble:
+def no_leader(is_attended: bool) -> Trouble:
     """Return the problem that nobody leads the sweep; `is_attended`: although a node is running."""
     text = "no node is running: start one with `capture run`, it adopts the stored blocks"
     if is_attended:

@@ -170,10 +170,10 @@ class Verdict:
                 " stored within ack_wait, check again then"
             )
         if self.unexplained:
+            removed = write_count(len(self.unexplained), "message", "was", "were")
             wrong.append(
-                f"{len(self.unexplained):,} messages were removed from the stream without being captured"
-                f" ({self.unexplained.describe()}), and no limit of the stream explains it: another client acknowledged"
-                " them, or they were purged or deleted"
+                f"{removed} removed from the stream without being captured ({self.unexplained.describe()}), and no"
+                " limit of the stream explains it: acknowledged by another client, purged, or deleted"
             )
         if not wrong:
             wrong = ["nothing is missing" if self.asked else "every object is sound"]

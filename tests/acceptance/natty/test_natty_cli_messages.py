@@ -75,9 +75,9 @@ def test_a_message_is_stored_once_by_its_id(shell, stream):
 
 def test_many_messages_are_published(shell, stream, state):
     done = shell.natty("pub", f"{stream}.a", "x", "--count", "1000", "-J")
-    assert (done.status, done.out, done.err) == (0, f"1000 messages stored in {stream} on {stream}.a\n", "")
+    assert (done.status, done.out, done.err) == (0, f"1,000 messages stored in {stream} on {stream}.a\n", "")
     done = shell.natty("pub", f"{stream}.a", "x", "--count", "1000")
-    assert done.out == f"1000 messages published on {stream}.a\n"
+    assert done.out == f"1,000 messages published on {stream}.a\n"
     assert state(f"STREAM.INFO.{stream}")["state"]["messages"] == 2000
 
 

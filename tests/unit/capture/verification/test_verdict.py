@@ -131,8 +131,8 @@ def test_what_no_limit_of_the_stream_explains_did_not_expire_and_is_not_well():
     assert verdict.sentence() == (
         "4 stored, 1 deleted in the stream, 3 removed from the stream, 2 of these without proof that capture did not"
         " lose them: this stream deletes acked messages, 4 of them not compacted yet; 2 messages were removed from the"
-        " stream without being captured (3, 6), and no limit of the stream explains it: another client acknowledged"
-        " them, or they were purged or deleted"
+        " stream without being captured (3, 6), and no limit of the stream explains it: acknowledged by another client,"
+        " purged, or deleted"
     )
     assert Check(verdict=verdict, held=Holdings(), stream="S", store="").status == 1
     for other in (replace(view, accountable=None), replace(view, acks_delete=False)):
