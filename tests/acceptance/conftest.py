@@ -28,6 +28,18 @@ PROGRAMS = {
 }
 
 
+FOLDER = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Put tests that start programs into the long tier; the pages of the documents run in this process."""
+    for item in items:
+        name = item.path.name
+        if FOLDER in item.path.parents and name.startswith("test_") and not name.startswith("test_pages_"):
+            item.add_marker(pytest.mark.long)
+
+
 @dataclass(frozen=True)
 class Done:
     """How a command ended."""

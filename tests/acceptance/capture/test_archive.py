@@ -36,7 +36,6 @@ def as_json(done):
 
 
 @pytest.mark.spark
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive):
     options = ("--config", "capture.toml")
@@ -105,7 +104,6 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
     assert json.loads(lost.out)["missing"] == 500
 
 
-@pytest.mark.long
 def test_an_empty_stream_is_captured_and_verified_without_a_word_of_trouble(shell, make_stream, captured, natty_name):
     stream = make_stream(natty_name("empty"))
     _, err = captured(stream, 0, "--store", "lake", CAPTURE_LEASE="60")

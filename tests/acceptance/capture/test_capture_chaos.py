@@ -14,8 +14,6 @@ from stores import running_seaweedfs
 
 from natty.testing import NatsServer
 
-pytestmark = pytest.mark.long
-
 SHORT = {"every": 0.5, "max_age": 0.4, "max_messages": 200, "ack_wait": 3.0, "lease": 2.0}
 
 

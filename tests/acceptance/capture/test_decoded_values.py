@@ -10,7 +10,6 @@ import pytest
 from dying import DIES
 from patient import PATIENCE
 
-pytestmark = pytest.mark.long  # a dozen and more processes
 MESSAGES = 120
 MODULE = """
 import json

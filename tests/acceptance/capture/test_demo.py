@@ -30,7 +30,6 @@ def gone(processes_of, folder, within=PATIENCE):
     return left
 
 
-@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_path, processes_of):
@@ -75,7 +74,6 @@ MOMENTS = {
 
 
 @pytest.mark.spark
-@pytest.mark.long
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_at_any_moment_leaves_no_process_and_no_file(shell, tmp_path, processes_of, moment):
     scratch = tmp_path / "scratch"

@@ -18,7 +18,6 @@ def test_a_schedule_has_each_kind_and_each_phase_and_is_the_same_for_a_seed():
     assert {phase for _, phase in struck} == set(PHASES)
 
 
-@pytest.mark.long
 async def test_after_strikes_at_each_phase_the_tables_are_those_of_one_clean_run(
     natty_tls, nats_server_binary, tmp_path
 ):

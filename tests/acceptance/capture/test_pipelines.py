@@ -28,7 +28,7 @@ from natty import Natty
 from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark]
 
 
 def read_tables(store, names=("revenue", "large")):

@@ -57,7 +57,6 @@ def capture(path, *words):
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment({})).stdout
 
 
-@pytest.mark.long
 async def test_the_examples_of_the_page_run_and_are_read_as_it_says(own_server, config, tmp_path):
     (tmp_path / "my_jobs.py").write_text(blocks("python")[0])
     surrounding = environment({}) | {"PYTHONPATH": str(tmp_path)}

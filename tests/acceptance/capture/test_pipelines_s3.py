@@ -21,7 +21,7 @@ from natty import Natty
 from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark]
 
 TABLES = ("revenue", "large")
 

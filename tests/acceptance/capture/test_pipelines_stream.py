@@ -35,7 +35,7 @@ from natty import Natty
 from natty.testing import NatsServer
 from natty.testing.spawner import spawn
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark]
 
 REVENUE_NOW = REVENUE | {"name": "revenue_now", "trigger": "stream"}
 LARGE_NOW = LARGE | {"name": "large_now", "trigger": "stream"}

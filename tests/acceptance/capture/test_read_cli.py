@@ -7,7 +7,6 @@ import sys
 import pytest
 from patient import PATIENCE
 
-pytestmark = pytest.mark.long  # a dozen and more processes
 MESSAGES = 300
 
 

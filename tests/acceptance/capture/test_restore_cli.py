@@ -71,7 +71,6 @@ def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refus
     assert "no stream takes" in replayed.complaint
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "first", "last", "messages", "consumers"),
     [
@@ -105,7 +104,6 @@ def test_the_message_of_exactly_that_nanosecond_is_restored_and_read(shell, capt
     assert shell.capture("cat", archive, "--since", nearly, "--until", times[10]).out == ""
 
 
-@pytest.mark.long
 def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(shell, served, captured, natty_name):
     refused = shell.capture("restore", captured.config.store, "--replicas", "3")
     assert refused.status == 1
@@ -140,7 +138,6 @@ def test_bad_input_ends_in_a_sentence(shell, captured, arguments, status, senten
     assert "Traceback" not in done.err
 
 
-@pytest.mark.long
 def test_a_restore_that_is_killed_leaves_a_stream_that_takes_nothing_and_the_next_one_begins_anew(
     shell, served, captured
 ):

@@ -9,7 +9,6 @@ from commands import printed
 
 from capture.archive.signing import SigningKeys, split
 
-pytestmark = pytest.mark.long
 STRANGER = SigningKeys({"mine": bytes(range(1, 33))})
 
 

@@ -102,7 +102,6 @@ def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token
     assert get("/page.py", **shown)[0] == 404
 
 
-@pytest.mark.long
 def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_path):
     with browsing(tmp_path) as browser:
         seen = browser(open=page, password=TOKEN, until="1 of 1 archives has a problem")
@@ -172,7 +171,6 @@ def test_the_pipelines_are_in_the_status_and_in_the_figures(derived, archive):
     assert f'capture_pipelines_led{{pipelines="{archive}"}} 0\n' in text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_runs_of_each_pipeline(derived, tmp_path, scheme):
     process = derived.start("capture", "serve", "--config", "capture.toml", "--port", 0, "--plain-http")
@@ -199,7 +197,6 @@ def test_before_a_node_has_run_the_page_says_how_to_start_one_and_is_ready(shell
         assert answer.read() == b"ready\n"
 
 
-@pytest.mark.long
 def test_a_browser_shows_the_hour_what_is_old_in_grey_and_links_to_the_runbook(shell, archive, tmp_path):
     book = ("--runbook", "https://docs.example/runbook/")
     process = shell.start("capture", "serve", "--stream", archive, "--port", 0, "--plain-http", *book)

@@ -78,7 +78,6 @@ def configured(shell, make_stream, natty_name):
     return configure
 
 
-@pytest.mark.long
 def test_a_node_is_seen_while_it_runs_and_told_of_when_it_was_killed(shell, served, configured):
     archive = configured()
     node = shell.start("capture", "run", "--config", "capture.toml", "--node-name", "node-1")

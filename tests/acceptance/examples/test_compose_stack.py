@@ -56,7 +56,7 @@ for shown in ("", "none", "client", "server"):
             print("refused")
 """
 
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 
 class Stack:

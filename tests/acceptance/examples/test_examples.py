@@ -29,7 +29,7 @@ SAYS = {
     "service": ["handled example.orders.0 1", "handled example.orders.19 20", "counts 20"],
 }
 UNTIL_STOPPED = ["handler_errors", "orders", "service"]
-LONG = {"spark_source": [pytest.mark.spark, pytest.mark.long]}
+LONG = {"spark_source": [pytest.mark.spark]}
 
 
 def test_every_example_is_run():

@@ -83,9 +83,7 @@ def wait_for(hosts, within=2 * PATIENCE):
         assert host.received() == host.written, host.name
 
 
-@pytest.mark.parametrize(
-    ("lines", "kills"), [(5_000, 5), pytest.param(100_000, 25, marks=pytest.mark.long)], ids=["5 000", "100 000"]
-)
+@pytest.mark.parametrize(("lines", "kills"), [(5_000, 5), (100_000, 25)], ids=["5 000", "100 000"])
 def test_every_line_arrives_once_and_in_order_however_often_shippers_are_killed(shell, tmp_path, lines, kills):
     chance = random.Random(lines)
     shippers = Shippers(shell, SHIPPER_PARTITIONS="4")
@@ -262,7 +260,6 @@ async def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(natty, t
         await consume(natty, settings, asyncio.Event())
 
 
-@pytest.mark.long
 async def test_no_line_is_lost_or_doubled_when_the_server_is_killed(tmp_path):
     host = Host(tmp_path, "web1")
     with NatsServer() as server:
@@ -365,7 +362,6 @@ async def test_two_shippers_of_one_file_are_told(natty, tmp_path):
     assert "another shipper ships" in str(told.value.exceptions[0])
 
 
-@pytest.mark.long
 def test_a_file_that_vanishes_ends_the_shipper_when_all_of_it_is_shipped(shell, tmp_path):
     shippers, host = Shippers(shell), Host(tmp_path, "web1")
     host.append(100)

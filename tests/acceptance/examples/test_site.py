@@ -13,8 +13,6 @@ from loaded import list_foreign, list_of_page, list_of_sheet
 ROOT = Path(__file__).parents[3]
 PHONE = 390  # pixels
 
-pytestmark = pytest.mark.long  # a browser opens each page
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):

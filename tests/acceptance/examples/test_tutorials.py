@@ -12,7 +12,7 @@ from natty.testing import NatsServer
 
 def marks_of(page):
     needs_spark = "<!-- test: spark -->" in page.read_text()
-    return [pytest.mark.long, *([pytest.mark.spark] if needs_spark else [])]  # each starts a dozen processes
+    return [pytest.mark.spark] if needs_spark else []
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page), id=page.stem) for page in TUTORIALS])

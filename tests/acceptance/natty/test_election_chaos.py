@@ -7,8 +7,6 @@ from election_chaos import WEIGHTS, Chaos
 
 from natty.testing import NatsServer
 
-pytestmark = pytest.mark.long
-
 SINGLE, CLUSTER = 230, 70  # faults
 
 

@@ -14,7 +14,6 @@ def own_server(natty_tls, nats_server_binary, tmp_path_factory):
         yield server
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("auto", [False, True], ids=["named", "automatic"])
 async def test_nothing_is_lost_and_each_key_keeps_its_order_whatever_happens(own_server, natty_name, tmp_path, auto):
     options = Options(messages=3000, faults=7, every=0.5, auto=auto, rate=2500, weights={**WEIGHTS, "stop": 3})
@@ -24,7 +23,6 @@ async def test_nothing_is_lost_and_each_key_keeps_its_order_whatever_happens(own
     assert verdict.wrongs == []
 
 
-@pytest.mark.long
 async def test_the_same_harness_finds_out_members_that_lose_acks_without_a_fault(own_server, natty_name, tmp_path):
     options = Options(messages=6000, faults=6, every=0.5, rate=1000, weights={"edit": 1}, forgetful=True)
     verdict = await Chaos(own_server, tmp_path, natty_name("CHAOS"), options).run()

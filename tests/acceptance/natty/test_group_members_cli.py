@@ -33,7 +33,6 @@ def test_a_member_reads_until_it_is_stopped(shell, group):
     assert {one["subject"] for one in read} == {f"{group.stream}.k{key}" for key in range(8)}
 
 
-@pytest.mark.long
 async def test_a_member_whose_group_was_changed_in_what_never_may_ends_with_status_1_and_says_why(shell, natty, group):
     process = shell.start("natty", "group", "elastic", "consume", group.stream, "g", "m1", "--ack-wait", "30s")
     await asyncio.to_thread(lines, process, 16)
@@ -55,7 +54,6 @@ def test_lag_and_watch_show_what_waits_and_whose_it_is(shell, group):
     assert "none" in shell.natty("group", "elastic", "watch", group.stream, "g", "--count", "1").out
 
 
-@pytest.mark.long
 def test_an_automatic_member_takes_its_share(shell, group):
     process = shell.start("natty", "group", "elastic", "auto", group.stream, "g", "--sleep", "1ms", "--ack-wait", "30s")
     (first,) = lines(process, 1)

@@ -158,7 +158,6 @@ def test_a_signal_that_finds_no_program_does_not_kill_the_next_one(shell, name, 
     assert "failed" not in done.err
 
 
-@pytest.mark.long
 def test_after_a_signal_to_end_there_is_no_other_run_though_the_term_ends_before_the_program(shell, name, tmp_path):
     runs = tmp_path / "runs"
     script = f"trap '' TERM; echo $NATTY_TOKEN >> {runs}; sleep 600"
@@ -171,7 +170,6 @@ def test_after_a_signal_to_end_there_is_no_other_run_though_the_term_ends_before
     assert the_line(done.err) == f"natty: sh was stopped: one does not lead {name!r} any more"
 
 
-@pytest.mark.long
 def test_a_node_that_is_killed_in_the_middle_of_a_run_is_made_up_for_once(shell, served, name, missed, tmp_path):
     runs, go_on = tmp_path / "runs", tmp_path / "go_on"
     script = f"echo begin >> {runs}; test -e {go_on} || exec sleep 600; echo end >> {runs}"
@@ -232,7 +230,6 @@ def frozen(shell, name, missed, tmp_path):
     return freeze
 
 
-@pytest.mark.long
 def test_a_leader_that_was_frozen_says_that_its_program_was_stopped(shell, name, frozen):
     leader = frozen("--cron", YEARLY)
     heard(leader, f"natty: sh was stopped: one does not lead '{name}' any more; it stays a candidate\n")
@@ -240,7 +237,6 @@ def test_a_leader_that_was_frozen_says_that_its_program_was_stopped(shell, name,
     shell.finish(leader)
 
 
-@pytest.mark.long
 def test_a_leader_that_was_frozen_ends_as_one_that_lost_its_office(shell, name, frozen):
     done = shell.finish(frozen())
     assert done.status == 75
@@ -316,7 +312,6 @@ def test_a_program_that_does_not_exist_makes_no_candidate_that_repeats_it(shell,
     assert (refused.status, refused.complaint) == (1, "natty: there is no program no-such-program")
 
 
-@pytest.mark.long
 def test_a_run_during_which_the_bucket_is_deleted_is_not_made_up_for_and_the_log_says_so(shell, served, name, tmp_path):
     bucket, runs, stopped = f"deleted_{name}", tmp_path / "runs", tmp_path / "stopped"
 

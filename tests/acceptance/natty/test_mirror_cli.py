@@ -6,8 +6,6 @@ import json
 import pytest
 from patient import PATIENCE
 
-pytestmark = pytest.mark.long  # each command is a process
-
 
 @pytest.fixture
 def shell(quick_shell):

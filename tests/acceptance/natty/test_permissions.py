@@ -400,7 +400,6 @@ def test_a_node_without_a_consumer(guarded):
     assert guarded.refused("direct") == []
 
 
-@pytest.mark.long
 def test_the_roles_of_an_archive(guarded):
     captured(guarded, "node")
     refused = guarded.refused("node")

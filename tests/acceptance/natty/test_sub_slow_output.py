@@ -7,7 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
 from patient import PATIENCE
 
 PAYLOAD = bytes(10_000)
@@ -63,7 +62,6 @@ class Subscriber:
         return tuple(map(int, TOLD.match(told[-1]).groups()))
 
 
-@pytest.mark.long
 def test_an_output_that_nobody_reads_does_not_fill_the_memory(shell, natty_name, served):
     subscriber = Subscriber(shell, natty_name("flood"), "--raw")
     before = peak_memory(subscriber.process)
@@ -79,7 +77,6 @@ def test_an_output_that_nobody_reads_does_not_fill_the_memory(shell, natty_name,
     assert DROPPED <= dropped <= arrived <= subscriber.published
 
 
-@pytest.mark.long
 def test_an_output_that_is_read_again_goes_on_and_every_message_is_printed_or_counted(shell, natty_name, served):
     subscriber = Subscriber(shell, natty_name("late"))
     numbers, ended = [], threading.Event()
@@ -111,7 +108,6 @@ def test_an_output_that_is_read_again_goes_on_and_every_message_is_printed_or_co
     assert numbers[-1] <= arrived == len(numbers) + dropped <= subscriber.published
 
 
-@pytest.mark.long
 def test_a_count_is_of_printed_messages(shell, natty_name, served):
     subscriber = Subscriber(shell, natty_name("count"), "--raw", "--count", "300")
 

@@ -39,7 +39,6 @@ def add(shell, name, *options):
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("patch", DIES.values(), ids=DIES)
 def test_a_leader_that_is_killed_at_work_leaves_one_stream_and_every_message_once(shell, served, natty_name, patch):
     name = natty_name("t")
@@ -66,7 +65,6 @@ def test_a_leader_that_is_killed_at_work_leaves_one_stream_and_every_message_onc
     assert shell.finish(second).status == 0
 
 
-@pytest.mark.long
 def test_no_acknowledged_message_is_lost_or_doubled_however_often_leaders_are_killed(shell, served, natty_name):
     name = natty_name("t")
     assert add(shell, name).status == 0
@@ -110,7 +108,6 @@ def test_no_acknowledged_message_is_lost_or_doubled_however_often_leaders_are_ki
         process.kill()
 
 
-@pytest.mark.long
 def test_no_acknowledged_message_is_lost_or_doubled_when_the_server_is_killed(shell, natty_name):
     name = natty_name("t")
 
@@ -141,7 +138,6 @@ def test_no_acknowledged_message_is_lost_or_doubled_when_the_server_is_killed(sh
     assert len(acked) >= 1990
 
 
-@pytest.mark.long
 def test_a_template_is_declared_shown_run_and_removed(shell, served, natty_name):
     name = natty_name("t")
     assert f"{name}.* goes to streams {name}_{{1}}" in add(shell, name, "--max-age", "7d", "--max-streams", "5").out
@@ -162,7 +158,6 @@ def test_a_template_is_declared_shown_run_and_removed(shell, served, natty_name)
     assert served(lambda natty: natty.publish(f"{name}.a", b"y")).stream == f"{name}_a"
 
 
-@pytest.mark.long
 def test_bad_input_ends_in_one_sentence(shell, natty_name):
     name = natty_name("t")
     wrong = {

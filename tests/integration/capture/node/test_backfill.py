@@ -101,6 +101,7 @@ async def test_two_workers_read_an_old_stream_in_disjoint_parts_and_following_ta
     await verify(old, config, SMALL + 10)
 
 
+@pytest.mark.long
 async def test_a_killed_backfill_continues_with_what_is_missing(old):
     config = old.configure(**SETTINGS, source="direct")
     run = Backfill(old, config, "--workers", "2")

@@ -138,6 +138,7 @@ async def test_a_new_message_is_stored_soon(readable):
     assert sorted(waits)[5] < 1.0, waits
 
 
+@pytest.mark.long
 async def test_a_restarted_node_reads_what_is_not_stored_and_nothing_else(readable):
     fleet = readable
     config = fleet.configure(**DIRECT, candidates="none")  # no block is ever adopted

@@ -160,6 +160,7 @@ async def test_a_stop_at_any_moment_of_the_start_ends_all_well(fleet, after):
     assert "starts again" not in workers.log
 
 
+@pytest.mark.long
 async def test_a_second_signal_ends_all_at_once(fleet):
     workers = Workers(fleet, fleet.configure(**KEPT), 2)
     await workers.until_ready()
@@ -174,6 +175,7 @@ async def test_a_second_signal_ends_all_at_once(fleet):
     await workers.until(lambda: not alive(pids))
 
 
+@pytest.mark.long
 async def test_workers_drain_and_end_when_their_supervisor_is_killed(fleet):
     config = fleet.configure(**KEPT)
     workers = Workers(fleet, config, 2)
@@ -290,6 +292,7 @@ async def test_a_worker_that_hangs_is_killed_and_starts_again(fleet):
         ({"nats__tls_ca": "no-such.pem"}, "no-such.pem"),
     ],
 )
+@pytest.mark.long
 async def test_a_configuration_with_which_no_worker_can_begin_ends_all_with_one_message(fleet, settings, said):
     workers = Workers(fleet, fleet.configure(**settings), 3)
     assert await fleet.ended(workers.process) == 1
@@ -450,6 +453,7 @@ async def test_json_lines_name_their_worker_and_stay_whole(fleet):
     assert {line["logger"] for line in lines if "node" not in line} <= {"capture.run", "capture.workers", "asyncio"}
 
 
+@pytest.mark.long
 async def test_each_worker_says_what_it_captures_and_what_it_has_stored_at_every_log_level(fleet):
     config = fleet.configure(**QUICK, logging__format="json")
     workers = Workers(fleet, config, 2, options=["--log-level", "error"])
