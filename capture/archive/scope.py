@@ -7,9 +7,10 @@ first message is stored; one that is created again has another record. Together 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -116,3 +117,17 @@ async def _read_subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncG
                 yield [pair for pair in zip(step.sequences, subjects, strict=True) if pair[0] in wanted]
                 if step.sequences[-1] >= wanted.last:
                     break
+
+
+def list_replacing_limits(config: Mapping[str, Any]) -> list[str]:
+    """Return the limits of a stream at which it removes its oldest messages, or those of a subject, for new ones.
+
+    With `discard = "new"` the server refuses new messages instead; for a subject's only with `discard_new_per_subject`.
+    """
+    refused = set[str]()
+    if config.get("discard") == "new":
+        refused = {"max_msgs", "max_bytes"}
+        if config.get("discard_new_per_subject"):
+            refused.add("max_msgs_per_subject")
+    limits = ("max_msgs", "max_bytes", "max_msgs_per_subject")
+    return [name for name in limits if config.get(name, -1) > 0 and name not in refused]

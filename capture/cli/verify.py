@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from capture.archive.chain import Head
 from capture.archive.identity import holds_archive, require_archive
+from capture.archive.sequences import Sequences
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
@@ -79,6 +81,10 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Earlier output of `capture head`: the archive must still contain it."),
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUNS", help="Sequences that were purged or deleted on purpose, such as 2-4,6."),
+    ] = None,
     as_json: settings.Json = False,
     as_nagios: Annotated[
         bool, typer.Option("--nagios", help="Print one line for Nagios, and exit with Nagios' status: 0, 1, 2 or 3.")
@@ -95,8 +101,8 @@ def verify(
     _check_outputs(as_json, as_nagios, prometheus_file == STANDARD_OUTPUT)
     try:
         if pipeline is not None:
-            if stream or noted:
-                raise typer.BadParameter("--pipeline can't be combined with --stream and --noted")
+            if stream or noted or accept:
+                raise typer.BadParameter("--pipeline can't be combined with --stream, --noted and --accept")
             with _publish_failure(prometheus_file, "", pipeline):
                 flags = {"store": store, **settings.checks(public_key, encrypted_only)}
                 found = run_async(_prove(settings.with_pipelines(config, flags, nats), pipeline, deep, offline))
@@ -105,7 +111,7 @@ def verify(
             flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
             wanted = settings.archive(config, flags, nats)
         with _publish_failure(prometheus_file, wanted.stream):
-            checked = run_async(_verify(wanted, deep, offline, _heads(noted)))
+            checked = run_async(_verify(wanted, deep, offline, _heads(noted), _read_runs(accept or [])))
         status = _print_check(checked, as_json, as_nagios, prometheus_file)
     except (CaptureError, NattyError) as error:
         if not as_nagios:
@@ -179,22 +185,34 @@ def _heads(noted: Path | None) -> list[Head]:
         raise ConfigError(f"{noted} is not output of `capture head`: {error}; check --noted") from error
 
 
-async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
+def _read_runs(texts: list[str]) -> Sequences:
+    """Return the sequences of texts such as "2-4,6"."""
+    found = Sequences()
+    for one in ",".join(texts).replace("–", "-").replace(" ", "").split(",") if texts else ():
+        first, _, last = one.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and 0 < int(first) <= int(last or first)):
+            raise typer.BadParameter(f"{one!r} is not a sequence or a run of them: write 2-4,6", param_hint="--accept")
+        found |= Sequences.from_range(int(first), int(last or first))
+    return found
+
+
+async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head], accepted: Sequences) -> Check:
     """Check with the server. If it can't be reached, check what can be checked without it."""
     store = open_store(config.store)
     with show_progress("objects") as on_progress:
+        compare = partial(check, store=store, deep=deep, noted=noted, accepted=accepted, on_progress=on_progress)
         if not offline:
             try:
                 async with Natty(**config.nats) as natty:
-                    return await check(natty, config, store, deep=deep, noted=noted, on_progress=on_progress)
+                    return await compare(natty, config)
             except UNREACHABLE as error:
                 if not await holds_archive(store):
                     raise
-                alone = await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
+                alone = await compare(None, config)
                 if not alone.held.objects and not alone.held.unread:
                     raise
                 return replace(alone, uncompared=str(error))
-        return await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
+        return await compare(None, config)
 
 
 async def _prove(config: CaptureConfig, name: str, deep: bool, offline: bool) -> PipelineCheck:

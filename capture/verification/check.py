@@ -126,12 +126,14 @@ async def check(
     *,
     deep: bool = True,
     noted: Iterable[Head] = (),
+    accepted: Sequences | None = None,
     on_progress: Progress | None = None,
 ) -> Check:
     """Compare archive and stream by exact sets. Without `natty`, compare the archive with its own recording.
 
     `deep` reads every object and every document again. If the configuration names public keys, documents must be
-    signed. `noted` heads were recorded outside the archive: see `audit`. The check first reads what capture has
+    signed. `noted` heads were recorded outside the archive: see `audit`. `accepted` sequences were removed from the
+    stream on purpose: they are not unexplained. The check first reads what capture has
     acknowledged, then the archive, then the stream. So everything acknowledged is in the archive by then, and messages
     that left the stream meanwhile do not count as missing. StreamNotFoundError if neither server nor archive knows the
     stream; CaptureError if it was created again; NoArchiveError if the store holds no archive, and NATS knows of none.
@@ -160,7 +162,7 @@ async def check(
         look = partial(archive_picture, live, config, store)
         verdict = compare(held, await read_recorded_report(config, store, recording, look))
     return Check(
-        verdict=verdict,
+        verdict=replace(verdict, unexplained=verdict.unexplained - (accepted or Sequences())),
         held=held,
         stream=config.stream,
         store=store.url,

@@ -8,7 +8,7 @@ from typing import Any
 from capture.archive.index.tree import Where
 from capture.archive.picture import Picture
 from capture.archive.recording import Recording, StreamRecord, resume
-from capture.archive.scope import Asked, read_records
+from capture.archive.scope import Asked, list_replacing_limits, read_records
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.config.consumers import consumers_of
 from capture.config.settings import CaptureConfig
@@ -25,14 +25,7 @@ def has_limits(configurations: Sequence[Mapping[str, Any]]) -> bool:
 
 def _removes_young(configurations: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether a stream may have removed messages by itself before they reached `max_age`."""
-    return any(
-        one.get("allow_msg_ttl")
-        or (
-            one.get("discard", "old") == "old"
-            and any(one.get(name, -1) > 0 for name in ("max_msgs", "max_bytes", "max_msgs_per_subject"))
-        )
-        for one in configurations
-    )
+    return any(one.get("allow_msg_ttl") or list_replacing_limits(one) for one in configurations)
 
 
 async def read_accountable(
@@ -45,13 +38,17 @@ async def read_accountable(
     """Return the sequence from which on every message was to be captured, and none can have left by a limit.
 
     `at` is the time of the stream's state (Unix seconds). If messages expire, those after a stored one that is younger
-    than `max_age` can't have. None if there is no such sequence, or if records of the archive are damaged.
+    than `max_age` can't have. None if there is no such sequence, if capture ever had filters (then others may take and
+    acknowledge the rest), or if records of the archive are damaged.
     """
     try:
-        claimed = find_claimed(await read_records(store, stream))
+        asked = await read_records(store, stream)
+        claimed = None if any(one.filter_subjects for one in asked) else find_claimed(asked)
+        if claimed is None or _removes_young(configurations):
+            return None
         ages = [one["max_age"] for one in configurations if one.get("max_age")]
-        if claimed is None or _removes_young(configurations) or not ages:
-            return None if _removes_young(configurations) else claimed
+        if not ages:
+            return claimed
         oldest = max(0, int(at * NANOSECONDS) - min(ages))
         young = await read_picture(Where(stream=stream, times=(oldest, MAXIMUM)))
     except ManifestError:

@@ -173,7 +173,8 @@ class Verdict:
             removed = write_count(len(self.unexplained), "message", "was", "were")
             wrong.append(
                 f"{removed} removed from the stream without being captured ({self.unexplained.describe()}), and no"
-                " limit of the stream explains it: acknowledged by another client, purged, or deleted"
+                " limit of the stream explains it: acknowledged by another client, purged, or deleted (on purpose:"
+                " --accept)"
             )
         if not wrong:
             wrong = ["nothing is missing" if self.asked else "every object is sound"]
@@ -183,12 +184,14 @@ class Verdict:
 
     def as_dict(self) -> dict[str, object]:
         """Return counts, the missing sequences as runs, and the problems: for JSON."""
-        runs = list(islice(self.missing.runs(), TOLD + 1))
+        missing, unexplained = (list(islice(one.runs(), TOLD + 1)) for one in (self.missing, self.unexplained))
         return {
             "ok": self.ok,
             **{name: len(getattr(self, name)) for name in COUNTED},
-            "missing_runs": [list(run) for run in runs[:TOLD]],
-            "more_runs": len(runs) > TOLD,
+            "missing_runs": [list(run) for run in missing[:TOLD]],
+            "more_runs": len(missing) > TOLD,
+            "unexplained_runs": [list(run) for run in unexplained[:TOLD]],
+            "more_unexplained_runs": len(unexplained) > TOLD,
             "duplicates": self.duplicates,
             "problems": list(self.problems[:TOLD]),
             "more_problems": max(0, len(self.problems) - TOLD),

@@ -29,14 +29,15 @@ PROGRAMS = {
 
 
 FOLDER = Path(__file__).parent
+QUICK = ("test_pages_", "test_signals")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put tests that start programs into the long tier; the pages of the documents run in this process."""
+    """Put tests that start programs into the long tier, but for a few seconds of them."""
     for item in items:
         name = item.path.name
-        if FOLDER in item.path.parents and name.startswith("test_") and not name.startswith("test_pages_"):
+        if FOLDER in item.path.parents and name.startswith("test_") and not name.startswith(QUICK):
             item.add_marker(pytest.mark.long)
 
 

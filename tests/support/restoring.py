@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 from archiving import store_all, sweep_once
 from patient import PATIENCE
@@ -13,6 +14,7 @@ from capture.restoring.plan import Options
 from capture.restoring.rebuild import prepare, restore_exactly
 from capture.restoring.replay import rebuild_published
 from capture.stores import open_store
+from natty import NoRespondersError
 
 AT_ONCE = 64
 OWN, LEVEL = "_nats.", "_nats.req.level"
@@ -63,8 +65,19 @@ def place_of(consumer, name):
 
 
 async def send(natty, subject, payload=b"", headers=b""):
-    """Publish with raw headers, wait until the message is stored, and return its sequence."""
-    answer = json.loads((await natty.connection.request(subject, payload, headers=headers))[3])
+    """Publish with raw headers, wait until the message is stored, and return its sequence.
+
+    The servers of a cluster may learn of a new stream's subjects some time after it was made.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            answer = json.loads((await natty.connection.request(subject, payload, headers=headers))[3])
+            break
+        except NoRespondersError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
     assert "error" not in answer, answer
     return answer["seq"]
 

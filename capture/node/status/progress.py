@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capture.archive.coverage import Coverage
-from capture.archive.scope import Asked, read_records
+from capture.archive.scope import Asked, list_replacing_limits, read_records
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState, server_time
@@ -159,7 +159,6 @@ def removal(config: Mapping[str, Any]) -> str:
         rules.append(f"it removes what is older than {age / NANOSECONDS:g} s (max_age)")
     if config.get("allow_msg_ttl"):
         rules.append("a message may have a TTL of its own (Nats-TTL)")
-    if config.get("discard") == "old":
-        limits = [name for name in ("max_msgs", "max_bytes", "max_msgs_per_subject") if config.get(name, -1) > 0]
-        rules += [f"it removes the oldest where {' or '.join(limits)} is reached"] if limits else []
+    if limits := list_replacing_limits(config):
+        rules.append(f"it removes the oldest where {' or '.join(limits)} is reached")
     return "; ".join([*rules, "or they were purged, rolled up or deleted" if rules else "they were purged or deleted"])

@@ -177,6 +177,8 @@ def test_where_nothing_can_be_checked_that_is_told_to_everybody(capture, archive
         (("verify", "--prometheus", "nowhere/x.prom"), 1, "nowhere/x.prom can't be written: No such file or directory"),
         (("verify", "--public-key", "nowhere"), 1, "the key file nowhere can't be read: No such file or directory"),
         (("verify", "--noted", "nowhere"), 1, "nowhere can't be read: No such file or directory; check --noted"),
+        (("verify", "--accept", "4-2"), 2, "'4-2' is not a sequence or a run of them: write 2-4,6"),
+        (("verify", "--accept", "2–4,x"), 2, "'x' is not a sequence or a run of them: write 2-4,6"),
         (("purge",), 2, "give --captured: it confirms that only messages proven to be archived are deleted"),
         (("purge", "--captured", "--keep-for", "soon"), 2, "'soon' is not a duration; write 30s, 1h30m or 7d"),
         (("purge", "--captured", "--keep", "-1"), 2, "Invalid value for '--keep'"),

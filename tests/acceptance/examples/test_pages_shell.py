@@ -320,7 +320,7 @@ class Terminal:
             with Path(target[0]).open("a" if how == ">>" else "w") as file:
                 file.write(out)
         elif how == "|":  # into jq
-            assert all(json.loads(one)["sequence"] for one in out.splitlines())
+            assert [json.loads(one)["sequence"] for one in out.splitlines()]
         return status, out + err
 
 

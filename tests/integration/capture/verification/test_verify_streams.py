@@ -9,6 +9,7 @@ from archiving import compact_once, store_all, sweep_once
 from patient import FILLING, PATIENCE
 
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.errors import CaptureError
 from capture.maintenance.compaction import compact
@@ -185,6 +186,12 @@ async def test_what_another_client_acknowledged_in_a_work_queue_did_not_expire(n
     assert checked.status == 1
     assert "9 removed from the stream" in checked.sentence()
     assert "5 messages were removed from the stream without being captured (8–12)" in checked.sentence()
+    assert checked.as_dict()["unexplained_runs"] == [[8, 12]]
+    partly = await check(natty, config, store, accepted=Sequences.from_iterable([1, 8, 9, 12]))
+    assert (partly.as_dict()["unexplained_runs"], partly.status) == ([[10, 11]], 1)
+    well = await check(natty, config, store, accepted=Sequences.from_range(1, 12))
+    assert counted(well) == {"stored": 3, "expired": 9, "unproven": 9}
+    assert well.status == 0
 
 
 async def test_a_stream_that_is_gone_is_compared_with_what_was_recorded_of_it(natty, configured):

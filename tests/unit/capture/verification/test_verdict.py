@@ -132,7 +132,7 @@ def test_what_no_limit_of_the_stream_explains_did_not_expire_and_is_not_well():
         "4 stored, 1 deleted in the stream, 3 removed from the stream, 2 of these without proof that capture did not"
         " lose them: this stream deletes acked messages, 4 of them not compacted yet; 2 messages were removed from the"
         " stream without being captured (3, 6), and no limit of the stream explains it: acknowledged by another client,"
-        " purged, or deleted"
+        " purged, or deleted (on purpose: --accept)"
     )
     assert Check(verdict=verdict, held=Holdings(), stream="S", store="").status == 1
     for other in (replace(view, accountable=None), replace(view, acks_delete=False)):
@@ -148,6 +148,9 @@ def test_what_no_limit_of_the_stream_explains_did_not_expire_and_is_not_well():
         ({"max_msgs": 5, "discard": "new"}, False),
         ({"max_msgs": 5, "discard": "old"}, True),
         ({"max_msgs_per_subject": 1}, True),
+        ({"max_msgs_per_subject": 1, "discard": "new"}, True),  # nats-server replaces the oldest of the subject
+        ({"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}, False),
+        ({"max_bytes": 10, "discard": "new"}, False),
         ({"max_age": 10**9, "discard": "new"}, True),
         ({"allow_msg_ttl": True}, True),
     ],
