@@ -17,7 +17,7 @@ from natty.consuming.dead_letters import LETTERS, LetterBox
 from natty.consuming.handler import Handler
 from natty.consuming.messaging import MAX_BYTES, MAX_MESSAGES, CoreMessage, CoreSubscription, Respond, Responder
 from natty.consuming.options import OF_CONSUMERS, ConsumeOptions, ConsumeSettings
-from natty.consuming.shutdown import run_until_signal
+from natty.consuming.shutdown import until_signal
 from natty.elections import (
     BUCKET,
     Election,
@@ -595,6 +595,6 @@ def as_leader(
             async with Natty(**(settings or {})) as client:
                 return await Election(client.jetstream, chosen).run(work, *args, **kwargs)
 
-        return wraps(work)(lambda *a, **b: run_until_signal(campaign(*a, **b))) if chosen.repeats else campaign
+        return until_signal(campaign) if chosen.repeats else campaign
 
     return decorate

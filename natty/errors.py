@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -32,7 +33,12 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra: from the folder that natty was installed from, otherwise from PyPI."""
+    """Return the command that installs an extra: from the folder that natty was installed from, otherwise from PyPI.
+
+    Without pip in this environment (uv and pipx make such ones), only the extra is named.
+    """
+    if find_spec("pip") is None:
+        return f"install the extra {extra}: natty-nats[{extra}]"
     from importlib.metadata import PackageNotFoundError, distribution  # here: it takes longer than the rest of natty
 
     try:
@@ -43,7 +49,7 @@ def how_to_install(extra: str) -> str:
     if folder is None or not folder.is_dir():
         return f'{_pip()} install "natty-nats[{extra}]"'
     editable = "-e " if origin["dir_info"].get("editable") else ""
-    return f'{_pip()} install {editable}"{"." if folder == Path.cwd() else folder}[{extra}]"'
+    return f'{_pip()} install {editable}"{"." if folder == _working_folder() else folder}[{extra}]"'
 
 
 def _pip() -> str:
@@ -51,8 +57,17 @@ def _pip() -> str:
     python, found = Path(sys.executable), shutil.which("pip")
     if found and Path(found).parent == python.parent:
         return "pip"
-    here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    folder = _working_folder()
+    here = python.relative_to(folder) if folder and python.is_relative_to(folder) else python
     return f"{shlex.quote(str(here))} -m pip"
+
+
+def _working_folder() -> Path | None:
+    """Return the working folder; None if it was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
 
 
 class NattyError(Exception):

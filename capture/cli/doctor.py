@@ -37,11 +37,8 @@ from natty.streams.listing import all_consumers
 PROBE_BYTES = 65_536  # a full disk may still store an empty object
 MEMORY = Path("/proc/meminfo")
 LIMIT = Path("/sys/fs/cgroup/memory.max")
-UNTESTED = Finding(
-    "store",
-    Status.FAIL,
-    "not tested: nothing is written into a store without the archive that NATS knows, see archive",
-)
+MOVED = "nothing is written into a store without the archive that NATS knows, see archive"
+UNCHECKED = "nothing is written until it is known whether the store holds the archive that NATS knows"
 
 
 @connect.options
@@ -59,10 +56,10 @@ def doctor(
     wanted = settings.archive(config, {"store": store}, nats, needs=())
     facts = {"python of the workers": wanted.spark.properties.get("spark.pyspark.python", sys.executable)}
     findings = [*_spark(wanted)]
-    of_streams = run_async(_streams(wanted)) if wanted.stream or wanted.streams else []
+    of_streams, forbids = run_async(_streams(wanted)) if wanted.stream or wanted.streams else ([], "")
     if wanted.store:
-        is_moved = any(one.check == "archive" for one in of_streams)
-        findings.append(UNTESTED if is_moved else run_async(_store(wanted.store)))
+        untested = Finding("store", Status.FAIL, f"not tested: {forbids}")
+        findings.append(untested if forbids else run_async(_store(wanted.store)))
     findings += of_streams
     if wanted.stream or wanted.streams:
         findings += run_async(_catalog(wanted))
@@ -153,16 +150,19 @@ async def _catalog(config: CaptureConfig) -> list[Finding]:
     return found
 
 
-async def _streams(config: CaptureConfig) -> list[Finding]:
+async def _streams(config: CaptureConfig) -> tuple[list[Finding], str]:
+    """Return the findings about the streams, and why the store must not be tested by a write; "" if it may be."""
     try:
         async with Natty(**config.nats) as natty:
             found = [await stream_info(natty, one.stream) for one in each(config)]
             unfit = [*map(partial(_check_direct, natty), each(config), found)]
-            moved = [one for one in [await _check_moved(natty, one) for one in each(config) if one.store] if one]
+            moved = [await _check_moved(natty, one) for one in each(config) if one.store]
             server = await _server(natty, found)
     except (NattyError, CaptureError) as error:
-        return [Finding("stream", Status.FAIL, str(error))]
-    return [*(Finding("stream", Status.OK, _describe(info)) for info in found), *filter(None, unfit), *moved, *server]
+        return [Finding("stream", Status.FAIL, str(error))], f"{UNCHECKED}: {error}"
+    streams = [Finding("stream", Status.OK, _describe(info)) for info in found]
+    findings = [*streams, *filter(None, unfit), *(one for one, _ in moved if one), *server]
+    return findings, next((forbids for _, forbids in moved if forbids), "")
 
 
 def _check_direct(natty: Natty, config: CaptureConfig, info: dict[str, Any]) -> Finding | None:
@@ -177,15 +177,18 @@ def _check_direct(natty: Natty, config: CaptureConfig, info: dict[str, Any]) -> 
     return None
 
 
-async def _check_moved(natty: Natty, config: CaptureConfig) -> Finding | None:
-    """Report if the archive that NATS knows is in another store: a node would refuse to start."""
+async def _check_moved(natty: Natty, config: CaptureConfig) -> tuple[Finding | None, str]:
+    """Report if the archive that NATS knows is in another store, so that a node would refuse to start.
+
+    The second value says why the store must not be tested by a write; "" if it may be.
+    """
     try:
         await check_not_moved(natty, open_store(config.store), config)
     except OtherStoreError as error:
-        return Finding("archive", Status.FAIL, str(error))
-    except StoreError:
-        return None  # already reported
-    return None
+        return Finding("archive", Status.FAIL, str(error)), MOVED
+    except StoreError as error:
+        return None, f"{UNCHECKED}: {error}"
+    return None, ""
 
 
 async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -36,6 +36,7 @@ from natty.config.units import write_count, write_time
 EXIT_TROUBLE = 3
 WATCH_EVERY = 1.0  # seconds
 READ_WITHIN = 5.0  # seconds that a store may take
+READ_EVERY = 30.0  # seconds between two looks at the store while watching
 
 
 @connect.options
@@ -64,11 +65,23 @@ def status(
 
 
 @dataclass(frozen=True)
+class NewBlocks:
+    """The number of blocks that the next sweep of a node adopts (None: not known).
+
+    `problem` says why it is not known, or which entry can't be read.
+    """
+
+    blocks: int | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Found:
-    """The status of an archive, and of the pipelines if there are any."""
+    """The status of an archive, of the pipelines if there are any, and the new blocks if no node reports them."""
 
     archive: Status
     pipelines: PipelinesStatus | None
+    new: NewBlocks | None = None
 
     @property
     def pipeline_troubles(self) -> list[Trouble]:
@@ -78,40 +91,57 @@ class Found:
 
 async def _once(config: CaptureConfig, pipelines: PipelinesLook) -> Found:
     async with Natty(**config.nats) as natty:
-        return await _look(natty, config, pipelines)
+        return await _look(natty, config, pipelines, StoreLook(config))
 
 
-async def _look(natty: Natty, config: CaptureConfig, pipelines: PipelinesLook) -> Found:
+async def _look(natty: Natty, config: CaptureConfig, pipelines: PipelinesLook, store: StoreLook) -> Found:
     [archive], beside = await asyncio.gather(look(natty, [config]), pipelines.read(natty))
-    return Found(await _count_new_blocks(archive, config), beside)
+    return Found(archive, beside, await store.count_new_blocks(archive))
 
 
-async def _count_new_blocks(found: Status, config: CaptureConfig) -> Status:
-    """Return a status that counts the blocks that were stored after the last sweep, if no node counts them any more.
+class StoreLook:
+    """Counts the blocks that were stored after the last sweep, while no node runs that would adopt them.
 
-    Without a store that can be read in time, the last sweep's figure stays.
+    It reads the store at most every READ_EVERY seconds, and returns the same result in between.
     """
-    state = found.board.state
-    if state is None or found.board.is_attended or not config.store:
-        return found
+
+    def __init__(self, config: CaptureConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._found: NewBlocks | None = None
+        self._due = 0.0
+
+    async def count_new_blocks(self, status: Status) -> NewBlocks | None:
+        """Return the new blocks; None if a node runs, if the archive was never swept, or without a store."""
+        if status.board.state is None or status.board.is_attended or not self._config.store:
+            return None
+        if self._found is None or self._clock() >= self._due:
+            self._found = await _read_new_blocks(self._config)
+            self._due = self._clock() + READ_EVERY
+        return self._found
+
+
+async def _read_new_blocks(config: CaptureConfig) -> NewBlocks:
     try:
         async with asyncio.timeout(READ_WITHIN):
             _, inventory, unreadable = await take_partial_inventory(open_store(config.store), trust=config.trust())
-            waiting = [one async for part in inventory.scan_waiting() for one in part]
-    except (CaptureError, TimeoutError):
-        return found
-    state = msgspec.structs.replace(state, unadopted=len(waiting) + len(unreadable))
-    return replace(found, board=replace(found.board, state=state))
+            blocks = sum([len(part) async for part in inventory.scan_waiting()])
+    except TimeoutError:
+        return NewBlocks(None, f"the store could not be read within {READ_WITHIN:g} s")
+    except CaptureError as error:
+        return NewBlocks(None, str(error))
+    return NewBlocks(blocks, f"an entry can't be read: {unreadable[0]}" if unreadable else "")
 
 
 async def _watch(config: CaptureConfig, pipelines: PipelinesLook, *, as_json: bool) -> None:
     """Show the status until interrupted: in place on a terminal, otherwise whenever it has changed."""
+    store = StoreLook(config)
 
     async def look_on(show: Callable[[Found], None]) -> NoReturn:
         """Show the status every second. If the server does not answer, print that and continue."""
         while True:
             try:
-                show(await _look(natty, config, pipelines))
+                show(await _look(natty, config, pipelines, store))
             except NattyError as error:
                 typer.echo(f"capture: the server does not answer: {error}", err=True)
             await asyncio.sleep(WATCH_EVERY)
@@ -132,7 +162,7 @@ def _changes(show: Callable[[Found], None]) -> Callable[[Found], None]:
     def show_changed(found: Found) -> None:
         one, beside = found.archive, found.pipelines
         now: list[Any] = [one.board.state, [heard.node for heard in one.board.nodes], one.sweeper, one.compactor]
-        now += [bool(one.troubles), beside and (beside.leader, beside.pipelines, beside.unreadable)]
+        now += [bool(one.troubles), found.new, beside and (beside.leader, beside.pipelines, beside.unreadable)]
         if now != shown:
             shown[:] = now
             show(found)
@@ -141,7 +171,7 @@ def _changes(show: Callable[[Found], None]) -> Callable[[Found], None]:
 
 
 def _data(found: Found) -> Any:
-    data = found.archive.as_dict()
+    data = found.archive.as_dict() | ({"new": asdict(found.new)} if found.new else {})
     if found.pipelines is None:
         return data
     troubles = [*data["troubles"], *msgspec.to_builtins(found.pipeline_troubles)]
@@ -156,16 +186,18 @@ def overview(found: Found, *, whole: bool = False) -> RenderableType:
 
     With `whole` the archive's name is one word that can be copied, also on a terminal that is narrower.
     """
-    return page(found.archive, found.pipelines, whole=whole)
+    return page(found.archive, found.pipelines, found.new, whole=whole)
 
 
-def page(status: Status, pipelines: PipelinesStatus | None = None, *, whole: bool = False) -> RenderableType:
+def page(
+    status: Status, pipelines: PipelinesStatus | None = None, new: NewBlocks | None = None, *, whole: bool = False
+) -> RenderableType:
     """Return an archive's state as text and tables, with the problems at the end."""
     name = Text(printable(f"archive {status.archive}"), style="bold", overflow="ignore" if whole else "fold")
     name.no_wrap = whole
     parts: list[RenderableType] = [name]
     if status.board.state is not None:
-        parts.append(_archive(status, status.board.state))
+        parts.append(_archive(status, status.board.state, new))
         parts += ["", _streams(status, status.board.state.streams)]
     parts += ["", _nodes(status.board.nodes)]
     parts += ["", *_show_pipelines(pipelines)] if pipelines else []
@@ -175,7 +207,7 @@ def page(status: Status, pipelines: PipelinesStatus | None = None, *, whole: boo
     return Group(*parts)
 
 
-def _archive(status: Status, state: ArchiveState) -> Pairs:
+def _archive(status: Status, state: ArchiveState, new: NewBlocks | None) -> Pairs:
     pairs: list[tuple[str, str]] = []
     leads = f"{status.sweeper or 'none'}, since {write_time(state.since)}, token {state.token}"
     if status.sweeper != state.leader:
@@ -186,8 +218,11 @@ def _archive(status: Status, state: ArchiveState) -> Pairs:
     swept = f"{_age(status.board.ago)} ago, took {state.seconds:.1f} s, adopted {write_count(state.adopted, 'block')}"
     pairs.append(("last sweep", swept))
     blocks = f"{write_count(state.blocks, 'block')}, {write_count(state.messages, 'message')}, {_size(state.bytes)}"
-    unadopted = write_count(state.unadopted, "block")
-    pairs.append((f"manifest {state.manifest}", f"{blocks} not compacted yet; {unadopted} not adopted yet"))
+    failed = write_count(state.unadopted, "block")
+    unadopted = f"; the last sweep could not adopt {failed}" if state.unadopted else ""
+    pairs.append((f"manifest {state.manifest}", f"{blocks} not compacted yet{unadopted}"))
+    if new:
+        pairs.append(("new", _describe_new(new)))
     compacted = ""
     if state.compacted is not None:
         compacted = f"; compacted {_age(time.time() - state.compacted)} ago"
@@ -210,6 +245,13 @@ def _archive(status: Status, state: ArchiveState) -> Pairs:
             ("retention", f"removed {write_count(state.removed_objects, 'object')}, {_size(state.removed_bytes)}")
         )
     return Pairs(pairs)
+
+
+def _describe_new(new: NewBlocks) -> str:
+    if new.blocks is None:
+        return f"not known: {new.problem}"
+    adopted = f"{write_count(new.blocks, 'block')} that the next sweep of a node adopts"
+    return f"{adopted}; {new.problem}" if new.problem else adopted
 
 
 def _streams(status: Status, streams: list[StreamState]) -> Rows:

@@ -85,7 +85,8 @@ def apply(
     """
     if len(groups) != len(merged):
         raise CompactionError(
-            f"{write_count(len(groups), 'group', 'was', 'were')} sent to the merge, {len(merged)} returned"
+            f"{write_count(len(groups), 'group', 'was', 'were')} sent to the merge, and "
+            f"{write_count(len(merged), 'result', 'was', 'were')} returned"
         )
     blocks, files = ({one.path: one for one in part} for part in (picture.blocks, picture.files))
     live = blocks | files
@@ -292,7 +293,8 @@ async def _merge_due(
         answers = await engine.merge(store_url, groups)
         if len(groups) != len(answers):
             raise CompactionError(
-                f"{write_count(len(groups), 'group', 'was', 'were')} sent to the merge, {len(answers)} returned"
+                f"{write_count(len(groups), 'group', 'was', 'were')} sent to the merge, and "
+                f"{write_count(len(answers), 'result', 'was', 'were')} returned"
             )
         pairs = list(zip(groups, answers, strict=True))
         failed += [f"{group.output} could not be merged: {one.failed}" for group, one in pairs if one.failed]

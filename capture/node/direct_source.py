@@ -245,6 +245,7 @@ class DirectSource:
                     text = "this node reads part %d of %d of stream %s"
                     log.info(text, wanted.place + 1, wanted.count, self._stream.name)
             else:
+                self.trouble = ""  # nothing is for this node to read
                 await wait_until_set(self._stop, TICK)
 
     async def _store_open(self) -> None:
@@ -263,12 +264,14 @@ class DirectSource:
         self._look_at = min(self._look_at, _now() + max(LOOK, READ_FOR * took))
         self._stored -= before  # the archive holds these, or has lost them
         if self._reach.ends and not remaining.unread:
+            self.trouble = ""
             await self._arrived.put(None)
             await self._stop.wait()
         await self._read_holes(remaining.unread - self._unsettled - self._stored)
         if not self._reach.ends:
             await self._follow(max(remaining.last + 1, self._reach.first))
         elif not self._is_to_look():
+            self.trouble = ""
             self._seal()  # nothing more comes for these blocks
             await wait_until_set(self._stop, RETRY)
 
@@ -309,6 +312,7 @@ class DirectSource:
                 if not len(batch):
                     continue
                 await self._check()
+                self.trouble = ""
                 position = batch.sequences[-1] + 1
                 await self._hand_over(batch if wanted is None else select_wanted(batch, wanted))
                 if self._stop.is_set() or self._wanted != self._share:

@@ -27,9 +27,9 @@ def time_to_retry(runs: Sequence[Run], now: float) -> float:
 
 
 def is_due(times: Schedule, runs: Sequence[Run], now: float, looked: float = 0.0) -> bool:
-    """Return whether a slot has begun since the last run, and the time after failures is over.
+    """Return whether a slot has begun since the last run of a pipeline, and the wait after failed runs is over.
 
-    So has it if there was nothing new when the leader `looked` last.
+    `looked` is the time at which the leader last found nothing new; it counts as a run. 0: the leader has not looked.
     """
     began = max((one for one in (looked, *(one.began for one in runs[-1:])) if one <= now + FAST), default=0.0)
     return not (began and began >= times.last(now)) and not time_to_retry(runs, now)

@@ -287,21 +287,21 @@ class FileStore:
         except (FileNotFoundError, IsADirectoryError) as error:
             if not action.startswith("reading"):
                 raise StoreUnreadableError(
-                    f"the store {self.root} can't be used: {error.strerror}; check that folders can be made there "
-                    f"(while {action})"
+                    f"the store {self.root} can't be used: {error.strerror} (while {action}); check that folders can "
+                    f"be made there"
                 ) from error
             raise  # the caller raises NotStoredError
         except OSError as error:
             if error.errno in FULL:
                 raise StoreFullError(
-                    f"{self.root} is full ({error.strerror}; {_free_bytes(self.root):,} bytes free): free space there "
-                    f"(while {action})"
+                    f"{self.root} is full ({error.strerror}; {_free_bytes(self.root):,} bytes free, while {action}): "
+                    f"free space there"
                 ) from error
             if error.errno in UNREADABLE:
                 raise StoreUnreadableError(
-                    f"the store {self.root} can't be used: {error.filename or self.root}: {error.strerror}; check that "
-                    f"the store is a folder, mounted, and that this user has the permissions to read and write it "
-                    f"(while {action})"
+                    f"the store {self.root} can't be used: {error.filename or self.root}: {error.strerror} "
+                    f"(while {action}); check that the store is a folder, mounted, and that this user has the "
+                    f"permissions to read and write it"
                 ) from error
             raise StoreError(f"{self.root}: {error.strerror or error} (while {action})") from error
 

@@ -38,63 +38,73 @@ def answer(error: BaseException) -> Answer:
 
 
 def refusal(error: BaseException, action: str, address: Address) -> StoreError:
-    """Return an error that says what is wrong, what to do, and what was done ("writing a/b"). It shows no secret."""
-    found = _explain(error, address)
-    return type(found)(f"{found} (while {action})")
+    """Return an error that says what is wrong, what was done ("writing a/b") and what to do. It shows no secret."""
+    kind, what, advice = _explain(error, address)
+    what = f"{what[:-1]}, while {action})" if what.endswith(")") else f"{what} (while {action})"
+    return kind(f"{what}: {advice}" if advice else what)
 
 
-def _explain(error: BaseException, address: Address) -> StoreError:
+class _Finding(NamedTuple):
+    """What is wrong, and what the operator can do: the parts of an error's message."""
+
+    kind: type[StoreError]
+    what: str
+    advice: str = ""
+
+
+def _explain(error: BaseException, address: Address) -> _Finding:
     status, code = answer(error)
     codes = f"{status} {code}".strip()
     where, text = address.url, str(error)
     what, credentials = SCHEMES[address.scheme], CREDENTIALS[address.scheme]
     if _METADATA_SERVICE.search(text):  # the driver's last attempt to find credentials
-        return StoreUnreadableError(f"{where}: no credentials were found: set {credentials}")
+        return _Finding(StoreUnreadableError, f"{where}: no credentials were found", f"set {credentials}")
     if code in NO_BUCKET or (status == 404 and not code) or isinstance(error, FileNotFoundError):
-        return StoreUnreadableError(f"{where}: there is no {what} {address.bucket!r}: create it, or correct the URL")
+        missing = f"{where}: there is no {what} {address.bucket!r}"
+        return _Finding(StoreUnreadableError, missing, "create it, or correct the URL")
     if code in NO_CREDENTIALS or status == 401:
-        return StoreUnreadableError(f"{where} refused our credentials ({codes}): check {credentials}")
+        return _Finding(StoreUnreadableError, f"{where} refused our credentials ({codes})", f"check {credentials}")
     if code in CLOCK:
-        return StoreUnreadableError(f"{where} reports that this machine's clock is wrong ({codes}): set the clock")
+        wrong = f"{where} reports that this machine's clock is wrong ({codes})"
+        return _Finding(StoreUnreadableError, wrong, "set the clock")
     if code in REGION or "BareRedirect" in text:
-        return StoreUnreadableError(
-            f"{where}: the {what} is in another region ({codes or 'redirected'}): set region, or AWS_REGION"
-        )
+        elsewhere = f"{where}: the {what} is in another region ({codes or 'redirected'})"
+        return _Finding(StoreUnreadableError, elsewhere, "set region, or AWS_REGION")
     if status == 403:
-        return StoreUnreadableError(
-            f"{where} does not allow it ({codes}): give these credentials the right to read, write, list and delete"
-        )
+        rights = "give these credentials the right to read, write, list and delete"
+        return _Finding(StoreUnreadableError, f"{where} does not allow it ({codes})", rights)
     if code in FULL or status == 507:
-        return StoreFullError(f"{where} is full ({codes}): free space there")
+        return _Finding(StoreFullError, f"{where} is full ({codes})", "free space there")
     if status:
-        return StoreError(f"{where} answered {codes}: see the store's log")
+        return _Finding(StoreError, f"{where} answered {codes}", "see the store's log")
     return _describe_unanswered(error, where, text, address)
 
 
-def _describe_unanswered(error: BaseException, where: str, text: str, address: Address) -> StoreError:
-    """Return the error for a request that the server did not answer."""
+def _describe_unanswered(error: BaseException, where: str, text: str, address: Address) -> _Finding:
+    """Return what is wrong with a request that the server did not answer."""
     if isinstance(error, TimeoutError):
-        return StoreError(
-            f"{where} did not answer within {address.timeout:g} s (more for large objects): is it overloaded or "
-            "unreachable? Raise timeout if it is only slow"
+        return _Finding(
+            StoreError,
+            f"{where} did not answer within {address.timeout:g} s, or longer for a large object",
+            "is it overloaded or unreachable? Raise timeout if it is only slow",
         )
     if "BadScheme" in text:
-        return StoreUnreadableError(
-            f"{where}: its endpoint is not encrypted: use https, or set plain_http = true in [store]"
-        )
+        advice = "use https, or set plain_http = true in [store]"
+        return _Finding(StoreUnreadableError, f"{where}: its endpoint is not encrypted", advice)
     if "InvalidContentType" in text:
-        return StoreUnreadableError(
-            f"{where}: its endpoint does not use TLS: correct it, or use http and plain_http = true"
-        )
+        advice = "correct it, or use http and plain_http = true"
+        return _Finding(StoreUnreadableError, f"{where}: its endpoint does not use TLS", advice)
     if "InvalidCertificate" in text:
-        return StoreUnreadableError(
-            f"{where}: its certificate is not trusted ({_certificate(text)}): set ca to its authority's "
-            f"PEM file, or correct the endpoint's name"
+        return _Finding(
+            StoreUnreadableError,
+            f"{where}: its certificate is not trusted ({_certificate(text)})",
+            "set ca to its authority's PEM file, or correct the endpoint's name",
         )
     if "kind: Connect" in text:
         reason = "its name is not known" if "dns error" in text else "no process listens there, or a firewall blocks it"
-        return StoreError(f"{where} can't be reached ({reason}): check the endpoint, and that it runs")
-    return StoreError(f"{where}: {_QUERY.sub('', text.splitlines()[0] if text else type(error).__name__)}")
+        return _Finding(StoreError, f"{where} can't be reached ({reason})", "check the endpoint, and that it runs")
+    said = _QUERY.sub("", text.splitlines()[0] if text else type(error).__name__)
+    return _Finding(StoreError, f"{where}: {said}")
 
 
 def _certificate(text: str) -> str:

@@ -51,7 +51,10 @@ def join(parts: Sequence[str], current: int) -> tuple[list[str], int]:
 
 
 def keep(parts: Sequence[str], words: Sequence[str], current: int) -> str:
-    """Return what an answer begins with and bash keeps: "" if the word was not split. An option's name is no part."""
+    """Return the beginning of the current word that bash keeps in the line, so that an answer must not repeat it.
+
+    Returns "" if bash did not split the word. An option's name and its `=` are left out: answers do not contain them.
+    """
     if current >= len(words) or words[current] in parts:
         return ""
     found = _KEPT.match(words[current])

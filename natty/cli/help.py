@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +14,8 @@ CONNECTION = "Connection options"
 WHOLE = 10**6  # characters of a summary
 LONGEST_LINE = 76  # characters of an example, with its indent
 _LIST = re.compile(r"<list\[(.*)\]>")
+_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\S)+""")
+"""A word of a command line; quoted parts belong to it, with their spaces."""
 
 
 class ExampleCommand(TyperCommand):
@@ -75,7 +76,7 @@ def fold(command: str, width: int) -> list[str]:
     Words stay whole, and an option stays with its value.
     """
     parts: list[str] = []
-    for word in shlex.split(command, posix=False):
+    for word in _WORD.findall(command):
         if parts and parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("-"):
             parts[-1] += f" {word}"
         else:

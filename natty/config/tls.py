@@ -221,7 +221,7 @@ _CLOSED = "closed the connection during the TLS handshake, perhaps refusing our 
 
 
 SYSTEM = "any CA in the system's trust store"
-"""Which CAs a client trusts that was given none, as part of a sentence."""
+"""The CAs that a client trusts if none was given to it. The text is part of error messages."""
 
 
 def explain(error: BaseException, trusted: str = SYSTEM) -> str:

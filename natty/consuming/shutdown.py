@@ -7,8 +7,11 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,16 +37,29 @@ def stop_on_signals(stop: Callable[[], object]) -> Iterator[None]:
             _give_back()
 
 
-async def run_until_signal(work: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine until it ends, or until SIGTERM or SIGINT cancels it: that is not an error."""
-    task = asyncio.create_task(work)
-    with stop_on_signals(task.cancel):
-        try:
-            await task
-        except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if me is None or me.cancelling():  # it is we who were cancelled
-                raise
+def until_signal(work: Callable[P, Coroutine[Any, Any, object]]) -> Callable[P, Coroutine[Any, Any, None]]:
+    """Decorate `async def` work: SIGTERM and SIGINT cancel it, and the call then returns None.
+
+    A cancellation that no signal caused is raised.
+    """
+
+    @wraps(work)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        task, signalled = asyncio.create_task(work(*args, **kwargs)), asyncio.Event()
+
+        def stop() -> None:
+            signalled.set()
+            task.cancel()
+
+        with stop_on_signals(stop):
+            try:
+                await task
+            except asyncio.CancelledError:
+                me = asyncio.current_task()
+                if not signalled.is_set() or me is None or me.cancelling():  # the last: the caller was cancelled, too
+                    raise
+
+    return run
 
 
 def _take() -> None:

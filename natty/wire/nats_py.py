@@ -13,6 +13,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from errno import EACCES, EPERM
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -284,7 +285,8 @@ def _read_exposure(kind: str, path: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"there is no {kind} {path}; check its path") from None
     except OSError as error:
-        raise ConfigError(f"the {kind} {path} can't be read: {error.strerror}; check its permissions") from error
+        check = "permissions" if error.errno in (EACCES, EPERM) else "path"
+        raise ConfigError(f"the {kind} {path} can't be read: {error.strerror}; check its {check}") from error
 
 
 async def _ignore(error: Exception) -> None:

@@ -38,6 +38,7 @@ from natty.testing import NatsCluster, ServerOptions
 
 POLL = 0.1  # seconds
 REMOVE_WITHIN = 15.0  # seconds
+IGNORE = ".gitignore"  # `make_folder` writes it; an interrupted run may leave it alone in the folder
 
 _CAPTURE_TOML = """\
 stream = "{stream}"
@@ -80,7 +81,7 @@ async def run_demo(
     flights.data_file()
     console = Console(stderr=as_json)
     folder = given or Path(tempfile.mkdtemp(prefix="capture-demo-"))
-    if given and folder.exists() and any(folder.iterdir()):
+    if given and folder.exists() and any(one.name != IGNORE for one in folder.iterdir()):
         raise CaptureError(f"{folder} is not empty: give another --folder, or remove it first")
     make_folder(folder)
     keep = keep or given is not None

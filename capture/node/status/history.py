@@ -75,7 +75,10 @@ class History:
         return {"step": STEP, "kept": KEPT, "window": WINDOW, "archives": rows}
 
     def _measure(self, status: Status, points: deque[Point], now: float) -> Point:
-        """Return the point of `now`. What is known of clocks: those of nodes may be wrong, and ours may be set."""
+        """Return the point of `now`.
+
+        The clock of a node may be wrong, and the clock of this process may be set at any time.
+        """
         running = [one.node for one in status.board.nodes if not one.is_late]
         counts = {(one.node, one.since): _Count(one.stored.get("messages", 0), now) for one in running}
         known, began = self._counted.setdefault(status.archive, {}), now - WINDOW - STEP / 2
@@ -103,10 +106,11 @@ def _average(counts: dict[tuple[str, float], _Count], now: float) -> float | Non
 
 
 def _grown(known: _Count | None, count: _Count, *, is_new: bool, began: float) -> int:
-    """Return how many messages a node has stored in the window that `began` then.
+    """Return how many messages a node has stored since `known`, its count before; `began` is the window's begin.
 
-    1. A node that has started since the last point had stored nothing then; others are counted from now on. 2. So is
-    one that was silent for longer than the window: nobody knows when it stored them. 3. No count decreases.
+    1. Without an earlier count, all messages of a node that `is_new` (it started after the last point) are counted. Of
+    any other node nothing is counted yet: it may have stored its messages long ago. 2. Nothing is counted if the
+    earlier count is older than the window: the messages may have been stored before it. 3. The result is 0 or more.
     """
     if known is None:
         return count.messages if is_new else 0

@@ -57,9 +57,10 @@ def test_after_the_last_node_has_stopped_it_says_so_and_counts_what_no_sweep_has
     served(stop)
     done = shell.capture("status", "--config", "capture.toml")
     assert done.status == 3
-    assert "1 block not adopted yet" in done.out
+    assert "1 block that the next sweep of a node adopts" in done.out
     assert "• no node is running: start one with `capture run`, it adopts the stored blocks" in done.out
-    assert json.loads(shell.capture("status", "--config", "capture.toml", "--json").out)["state"]["unadopted"] == 1
+    data = json.loads(shell.capture("status", "--config", "capture.toml", "--json").out)
+    assert (data["new"], data["state"]["unadopted"]) == ({"blocks": 1, "problem": ""}, 0)
 
 
 @pytest.fixture

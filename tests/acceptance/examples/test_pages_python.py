@@ -195,6 +195,22 @@ async def test_election(page, client):
             await asyncio.sleep(0.01)
     leading.cancel()
     await asyncio.wait([leading])
+    served = []
+
+    async def serve():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            served.append("ended")
+
+    async def report():  # a leader's call that a signal ends
+        await asyncio.sleep(0.01)
+
+    read.scope |= {"web": SimpleNamespace(serve=serve), "report": report}
+    await read.run()
+    async with asyncio.timeout(PATIENCE):
+        await read.scope["main"]()
+    assert served == ["ended"]
 
 
 async def test_extending(page, tmp_path, monkeypatch):

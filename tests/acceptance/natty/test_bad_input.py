@@ -170,13 +170,15 @@ def test_a_store_that_is_a_file(shell, stream, tmp_path, command):
 def test_a_store_below_a_file(shell, stream, tmp_path):
     (tmp_path / "taken").write_text("a file")
     said = told(shell.capture("run", "--stream", stream, "--store", "taken/lake"))
-    assert f"can't be used: {tmp_path}/taken: File exists; check that the store is a folder" in said
+    assert f"can't be used: {tmp_path}/taken: File exists (while " in said
+    assert "); check that the store is a folder, mounted, and that" in said
 
 
 def test_a_store_that_can_not_be_written(shell, stream):
     said = told(shell.capture("run", "--stream", stream, "--store", "/proc/lake"))
     assert "capture: the store /proc/lake can't be used: " in said
-    assert "can't be used: No such file or directory; check that folders can be made there" in said
+    assert "can't be used: No such file or directory (while " in said
+    assert "); check that folders can be made there" in said
 
 
 UNHURRIED = """

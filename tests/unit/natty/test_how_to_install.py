@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,22 @@ def test_the_pip_is_that_of_this_python(install, tmp_path, monkeypatch):
     assert how_to_install("sql").startswith("other/python -m pip install ")
 
 
+def test_a_working_folder_that_was_deleted_is_no_error(install, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    install(url=tmp_path.as_uri(), dir_info={})
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert how_to_install("sql") == f'pip install "{tmp_path}[sql]"'
+    monkeypatch.setattr(sys, "executable", "/other/python")
+    assert how_to_install("sql") == f'/other/python -m pip install "{tmp_path}[sql]"'
+
+
+def test_without_pip_in_this_environment_the_extra_is_named(install, monkeypatch):
+    install()
+    monkeypatch.setattr("natty.errors.find_spec", lambda name: None if name == "pip" else find_spec(name))
+    assert how_to_install("spark") == "install the extra spark: natty-nats[spark]"
+
+
 def test_no_other_text_says_how_to_install_an_extra():
     said = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -71,4 +88,4 @@ def test_no_other_text_says_how_to_install_an_extra():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "natty-nats[" in node.value
     ]
-    assert [one.partition(":")[0] for one in said] == ["natty/errors.py"], said
+    assert {one.partition(":")[0] for one in said} == {"natty/errors.py"}, said

@@ -40,6 +40,14 @@ async def test_a_store_in_which_the_archive_of_this_name_is_not_is_a_failure(fle
     assert "they would be missing here" in said or "NATS records manifest" in said
 
 
+async def test_while_the_stream_cant_be_read_nothing_is_written_into_the_store(doctor, tmp_path):
+    status, found = doctor(stream="NOWHERE", store=str(tmp_path / "prod"))
+    assert (status, found["stream"]["status"], found["store"]["status"]) == (1, "fail", "fail")
+    assert found["store"]["text"].startswith("not tested: nothing is written until it is known whether the store holds")
+    assert "NOWHERE" in found["store"]["text"]
+    assert not (tmp_path / "prod").exists()
+
+
 async def test_a_stream_and_a_store_that_are_not_there_are_failures(fleet, doctor, tmp_path):
     (tmp_path / "a file").touch()
     status, found = doctor(stream="NOWHERE", store=str(tmp_path / "a file" / "lake"))

@@ -243,7 +243,7 @@ async def test_a_node_whose_store_is_away_is_not_ready_and_captures_when_that_is
         await until(lambda: node.start.waits_for)
         status, [reason] = await ask(port)
         assert (status, reason.partition(": ")[0]) == (503, f"stream {fleet.stream} is not captured yet")
-        assert "can't be reached (no process listens there, or a firewall blocks it)" in reason
+        assert "can't be reached (no process listens there, or a firewall blocks it, while " in reason
         assert (await ask(port, "/livez"))[0] == 200
         await proxy.restore()
         await fleet.until_all_acked(30)

@@ -65,7 +65,7 @@ def test_a_full_disk_is_said_in_one_sentence_leaves_no_half_and_works_again_when
     assert done.returncode == 0, done.stderr
     sentence, again = done.stdout.splitlines()
     assert "is full (No space left on device;" in sentence
-    assert "bytes free): free space there" in sentence
+    assert "bytes free, while writing blocks/7): free space there" in sentence
     assert again == "stored again"
 
 

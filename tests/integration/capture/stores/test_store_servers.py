@@ -130,7 +130,7 @@ async def test_google_is_asked_to_create_only_if_absent(natty_tls, bare_environm
         server.fault = lambda request: Say(403, "AccessDenied")
         store = open_store(f"gs://lake/a b?endpoint={server.endpoint}&ca={natty_tls.ca}")
         with pytest.raises(
-            StoreUnreadableError, match=r"^gs://lake/a b does not allow .* \(while writing a trial object\)$"
+            StoreUnreadableError, match=r"^gs://lake/a b does not allow .*, while writing a trial object\): give"
         ):
             await store.put("one", b"x")
     [request] = server.requests

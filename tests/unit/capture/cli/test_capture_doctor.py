@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import stat
 import subprocess
@@ -85,6 +86,22 @@ def test_the_command_fails_where_something_is_wrong(tmp_path):
     assert found["store"]["status"] == "ok"
     assert "hunter2" not in ran.stdout
     assert list((tmp_path / "lake").glob("doctor-*")) == []
+
+
+def test_without_a_server_the_store_is_not_tested(tmp_path):
+    config = tmp_path / "capture.toml"
+    config.write_text(f'stream = "S"\nstore = "{tmp_path}/lake"\n')
+    ran = subprocess.run(
+        [sys.executable, "-m", "capture", "doctor", "--json", "--config", str(config)],
+        cwd=Path(__file__).parents[4], capture_output=True, text=True,
+        env={**os.environ, "NATS_URL": "tls://127.0.0.1:9", "NATS_CONNECT_TIMEOUT": "1s"},
+    )  # fmt: skip
+    assert ran.returncode == 1
+    found = {one["check"]: one for one in json.loads(ran.stdout)["checks"]}
+    assert (found["store"]["status"], found["stream"]["status"]) == ("fail", "fail")
+    assert found["store"]["text"].startswith("not tested: nothing is written until")
+    assert found["stream"]["text"] in found["store"]["text"]
+    assert not (tmp_path / "lake").exists()
 
 
 @pytest.mark.parametrize("disk", WAYS)

@@ -10,7 +10,7 @@ from itertools import islice
 import msgspec
 import pytest
 
-from capture.cli.demo import flights, tables
+from capture.cli.demo import flights, run, tables
 from capture.cli.demo.screen import Result
 from capture.errors import CaptureError
 from capture.pipelines.definition import Pipeline
@@ -132,3 +132,23 @@ def test_the_pipelines_of_the_demo_are_merged_and_have_the_columns_that_are_comp
         one.check()
         assert one.analysis
         assert one.analysis.upkeep == "merge"
+
+
+async def test_a_folder_that_has_only_the_ignore_file_of_an_interrupted_demo_is_empty(tmp_path, monkeypatch):
+    class BegunError(Exception):
+        """The demo was not refused."""
+
+    async def begin(self):
+        raise BegunError
+
+    async def start():
+        await run.run_demo(None, None, tmp_path, keep=False, watched=False, as_json=True)
+
+    monkeypatch.setattr(flights, "data_file", lambda: None)
+    monkeypatch.setattr(run.Demo, "run", begin)
+    (tmp_path / ".gitignore").write_text("*\n")
+    with pytest.raises(BegunError):
+        await start()
+    (tmp_path / "mine").touch()
+    with pytest.raises(CaptureError, match="is not empty: give another --folder, or remove it first"):
+        await start()

@@ -253,7 +253,7 @@ def test_results_for_an_archive_that_has_moved_on_are_refused():
     results = [merged(group) for group in groups]
     with pytest.raises(CompactionError, match="not in the archive's picture"):
         apply(Picture(picture.manifest, apply(picture, groups, results, now=NOW)), groups, results, now=NOW)
-    with pytest.raises(CompactionError, match="1 group was sent to the merge, 0 returned"):
+    with pytest.raises(CompactionError, match="1 group was sent to the merge, and 0 results were returned"):
         apply(picture, groups, [], now=NOW)
     tabled = msgspec.structs.replace(block([2], key="other"), path="table/x/c-1-aa.parquet")
     with pytest.raises(CompactionError, match="sequences 2 of S twice"):

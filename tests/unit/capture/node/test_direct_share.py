@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import islice, pairwise
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patient import until
 
 from capture.archive.sequences import MAXIMUM, Sequences
-from capture.node.direct_source import CHUNK, NEAR, Share, join_runs, select_wanted
+from capture.errors import CaptureError
+from capture.node.direct_source import CHUNK, NEAR, DirectSource, Reach, Share, join_runs, select_wanted
+from capture.reading.remaining import Remaining
 from natty import Batch
 from natty.wire.ack import ack_subjects
 
@@ -44,3 +51,33 @@ def test_of_an_answer_only_the_wanted_messages_are_taken() -> None:
     assert select_wanted(batch, Sequences.from_range(1, 9)) is batch
     assert select_wanted(batch, Sequences.from_iterable([4, 5, 9])).sequences == [4, 9]
     assert len(select_wanted(batch, Sequences.from_iterable([5]))) == 0
+
+
+class Position:
+    """Can't be read at first; then the archive holds all that the stream has."""
+
+    def __init__(self) -> None:
+        self.failing = True
+
+    async def read(self, first: int, last: int) -> Remaining:
+        if self.failing:
+            raise CaptureError("the archive can't be read")
+        return Remaining(Sequences(), Sequences(), 0)
+
+
+@pytest.mark.parametrize("share", [Share(0, 1), None])
+async def test_a_trouble_ends_when_nothing_is_left_to_read_or_this_node_has_no_share(share, monkeypatch):
+    monkeypatch.setattr("capture.node.direct_source.RETRY", 0.01)
+    monkeypatch.setattr("capture.node.direct_source.TICK", 0.01)
+    position = Position()
+    source = DirectSource(
+        MagicMock(), SimpleNamespace(name="S"), position, Reach(ends=True), roster="r", seal=lambda: None
+    )
+    source._wanted = Share(0, 1)
+    reading = asyncio.create_task(source._read_ahead())
+    await until(lambda: source.trouble)
+    assert "the archive can't be read" in source.trouble
+    source._wanted, position.failing = share, False
+    await until(lambda: not source.trouble)
+    source.stop()
+    await reading

@@ -132,9 +132,9 @@ async def test_an_object_that_another_writer_left_unsynced_is_synced_before_it_c
 @pytest.mark.parametrize(
     ("number", "expected", "text"),
     [
-        (errno.ENOSPC, StoreFullError, "is full .* bytes free.*: free space there"),
+        (errno.ENOSPC, StoreFullError, r"is full \(.* bytes free, while writing a\): free space there$"),
         (errno.EDQUOT, StoreFullError, "is full"),
-        (errno.EACCES, StoreUnreadableError, "has the permissions"),
+        (errno.EACCES, StoreUnreadableError, r"Permission denied \(while writing a\); check .* has the permissions"),
         (errno.EROFS, StoreUnreadableError, "Read-only file system"),
         (errno.EIO, StoreError, "Input/output error"),
     ],
@@ -149,7 +149,7 @@ async def test_the_operating_systems_errors_are_told_apart_by_number(tmp_path, m
     with pytest.raises(expected, match=text) as raised:
         await store.put("a", b"x")
     assert str(raised.value).startswith((f"{tmp_path}", f"the store {tmp_path} can't be used: "))
-    assert str(raised.value).endswith(" (while writing a)")
+    assert "while writing a)" in str(raised.value)
     assert "\n" not in str(raised.value)
     monkeypatch.undo()
     assert [one.path for one in await store.list()] == ["before"]
@@ -400,7 +400,10 @@ def test_a_store_section_may_name_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("Error performing GET http://meta.test/latest/api/token - status code: 403 Forbidden: no", "no credentials"),
+        (
+            "Error performing GET http://meta.test/latest/api/token - status code: 403 Forbidden: no",
+            r"no credentials were found \(while reading a\): set AWS_ACCESS_KEY_ID",
+        ),
         ("Error performing GET http://meta.test/computeMetadata/v1/token - error sending request", "no credentials"),
         (
             "Generic error: Error performing PUT https://a.test/x?sig=very-secret&se=1 - what is this\n\nDebug",
@@ -413,8 +416,24 @@ def test_what_the_driver_says_is_told_without_signed_urls(text, sentence):
     error = refusal(GenericError(text), "reading a", Address.parse("s3://bucket/p"))
     assert re.search(sentence, str(error))
     assert str(error).startswith("s3://bucket/p: ")
-    assert str(error).endswith(" (while reading a)")
+    assert "(while reading a)" in str(error)
     assert "very-secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("status code: 507", "s3://bucket/p is full (507, while writing a/b): free space there"),
+        ("status code: 500", "s3://bucket/p answered 500 (while writing a/b): see the store's log"),
+        (
+            "status code: 403 <Code>AccessDenied</Code>",
+            "s3://bucket/p does not allow it (403 AccessDenied, while writing a/b): give these credentials the right to"
+            " read, write, list and delete",
+        ),
+    ],
+)
+def test_an_error_says_what_was_done_before_what_to_do(text, sentence):
+    assert str(refusal(GenericError(text), "writing a/b", Address.parse("s3://bucket/p"))) == sentence
 
 
 async def test_an_object_has_a_largest_size(tmp_path, monkeypatch):

@@ -82,6 +82,21 @@ def test_a_long_example_is_continued_as_a_shell_reads_it():
     assert said == "--query|SELECT a  FROM b|--config|capture.toml|--last|"
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (r"'it'\''s' b", ["it's", "b"]),
+        ("--header='A: b c' d", ["--header=A: b c", "d"]),
+        (r"""'a "'"b"c\ d e""", ['a "bc d', "e"]),
+    ],
+)
+@pytest.mark.parametrize("width", [1, 12, 80])
+def test_a_word_with_quoted_parts_stays_whole(words, values, width):
+    lines = fold(f"printf '%s|' {words}", width)
+    said = subprocess.run(["sh", "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    assert said.split("|")[:-1] == values
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_the_usage_has_no_brackets_but_those_of_what_may_be_left_out(path):
     context, _ = context_of(path)

@@ -211,7 +211,7 @@ def test_a_login_that_can_not_be_read_is_an_error_in_a_sentence(tmp_path, kind, 
         "missing": f"there is no {kind}",
         "folder": f"there is no {kind}",
         "folder/missing/too": f"there is no {kind}",
-        "x" * 300: f"the {kind} .* can't be read: File name too long; check its permissions",
+        "x" * 300: f"the {kind} .* can't be read: File name too long; check its path",
         "round": f"the {kind} .* can't be read: Too many levels of symbolic links",
     }.items():
         with pytest.raises(NattyConfigError, match=said):
