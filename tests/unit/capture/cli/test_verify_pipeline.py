@@ -104,7 +104,11 @@ def test_a_failure_is_published_under_the_pipeline_s_name(command, tmp_path):
     ("words", "status", "said"),
     [
         (["--pipeline", "other"], 1, "there is no pipeline 'other'"),
-        (["--pipeline", "sums", "--stream", "ORDERS"], 2, "--pipeline can't be combined with --stream, --noted and --accept"),
+        (
+            ["--pipeline", "sums", "--stream", "ORDERS"],
+            2,
+            "--pipeline can't be combined with --stream, --noted and --accept",
+        ),
     ],
 )
 def test_wrong_usage_is_a_sentence(world, command, words, status, said):
