@@ -1,6 +1,7 @@
 import gc
 import logging
 import os
+import signal
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -19,6 +20,16 @@ UNIT = Path(__file__).parent / "unit"
 
 # Every Java that a test starts does without its second compiler: Spark is there in half the time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Where pytest itself runs in the background, SIGINT is ignored, and children would inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -261,13 +261,3 @@ def captured(shell, served):
         return capture_until(shell, last, stream, served, "--stream", stream, *arguments, **options)
 
     return run
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interruptible():
-    """Where pytest itself runs in the background, SIGINT is ignored, and children would inherit that."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
