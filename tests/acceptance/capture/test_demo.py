@@ -55,7 +55,8 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_
     assert result["plain_text"] in ("-ERR 'Secure Connection - TLS Required'", "the server closed the connection")
     assert gone(processes_of, folder) == {}
     assert gone(processes_of, shell.folder) == {}
-    assert sorted(path.name for path in folder.iterdir()) == ["archive", "capture.toml", "logs", "nats", "tls"]
+    kept = sorted(path.name for path in folder.iterdir())
+    assert kept == [".gitignore", "archive", "capture.toml", "logs", "nats", "tls"]
     verified = shell.capture("verify", "--offline", "--config", folder / "capture.toml")
     assert verified.status == 0
     assert verified.out.startswith("3,000 stored; nothing is missing; compared with the recording of 20")
