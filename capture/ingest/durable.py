@@ -125,14 +125,14 @@ def _start(info: ConsumerInfo) -> int:
     """Return the first sequence that the durable was created to deliver; 0 if that is not known any more.
 
     If the server looked up the sequence, a consumer that has delivered nothing shows it: its position is right before
-    it. Messages that had left the stream by then are before the start of a consumer that delivers all, too.
+    it.
     """
-    policy = info["config"]["deliver_policy"]
-    if policy == "by_start_sequence":
-        return int(info["config"]["opt_start_seq"])
-    if info["delivered"]["consumer_seq"]:
-        return 1 if policy == "all" else 0
-    return int(info["delivered"]["stream_seq"]) + 1
+    match info["config"]["deliver_policy"]:
+        case "all":
+            return 1
+        case "by_start_sequence":
+            return int(info["config"]["opt_start_seq"])
+    return 0 if info["delivered"]["consumer_seq"] else int(info["delivered"]["stream_seq"]) + 1
 
 
 async def _explain(natty: Natty, wanted: Durable, error: JetStreamError) -> ConfigError | None:
