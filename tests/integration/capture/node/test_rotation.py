@@ -15,7 +15,7 @@ from capture.config.load import load
 from capture.reading.read import read
 from capture.stores import open_store
 from capture.verification.check import check
-from natty import Natty, NattyError
+from natty import Natty, NattyError, TLSHandshakeError
 from natty.config.tls import DevCA, TLSFiles
 from natty.testing import NatsServer
 
@@ -99,9 +99,8 @@ async def test_an_authority_is_replaced_under_a_running_node_and_a_running_consu
     old, options = authorities.old, authorities.connect_options()
     with pytest.raises(NattyError, match="certificate"):  # who still trusts the old one alone
         await Natty.connect(**options | {"tls_ca": str(old.ca)})
-    with pytest.raises(
-        NattyError, match=r"does not trust|did not accept"
-    ):  # who still has a certificate of the old one
+    # Who still has a certificate of the old one. In one of five cases a reset overtakes the server's reason.
+    with pytest.raises(TLSHandshakeError, match="our client certificate"):
         await Natty.connect(**options | {"tls_cert": str(old.client_cert), "tls_key": str(old.client_key)})
     assert await fleet.stop(node) == 0
 
