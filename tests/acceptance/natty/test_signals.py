@@ -135,6 +135,7 @@ def test_a_server_that_is_ended_stops_and_leaves_no_files_and_no_processes(shell
     assert processes_of(str(shell.folder / "natty-server-")) == {}
 
 
+@pytest.mark.long
 def test_a_watched_demo_prints_an_address_that_shows_the_status_page_in_a_browser(shell, processes_of, tmp_path):
     process = shell.start("capture", "demo", "--rows", "1000", "--watch", "--json", TMPDIR=str(shell.folder))
     line = next(line for line in process.stderr if "status page" in line)

@@ -159,6 +159,7 @@ class Values:
 '''
 
 
+@pytest.mark.long
 async def test_a_users_writer_that_skips_messages_without_a_value_loses_none(fleet, tmp_path, monkeypatch):
     folder = tmp_path / "modules"
     folder.mkdir()

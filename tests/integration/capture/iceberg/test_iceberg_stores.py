@@ -14,7 +14,7 @@ from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
 
 
-@pytest.mark.parametrize("kind", ["s3", "azure"])
+@pytest.mark.parametrize("kind", ["s3", pytest.param("azure", marks=pytest.mark.long)])
 async def test_a_table_in_an_object_store_is_read_by_its_head(kind, request):
     server = request.getfixturevalue(kind)
     store, state = open_store(server.url("a lake")), HeadState()

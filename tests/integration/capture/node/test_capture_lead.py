@@ -285,6 +285,7 @@ async def test_a_compaction_that_failed_says_when_it_runs_again_and_is_logged_on
     assert len([one for one in caplog.records if "the compaction failed" in one.message]) == 1
 
 
+@pytest.mark.long
 async def test_a_compaction_without_a_manifest_says_when_it_looks_again(natty, natty_name, tmp_path):
     """No Spark is started: nothing was swept."""
     archive = natty_name("lake")

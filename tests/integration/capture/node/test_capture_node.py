@@ -192,7 +192,7 @@ async def test_a_node_whose_store_is_full_says_so_once_hands_back_and_another_ge
     assert dict(await table_of(open_store(str(fleet.store)))) == by_sequence(payloads)
 
 
-@pytest.mark.parametrize("fault", ["cut", "half_open"])
+@pytest.mark.parametrize("fault", ["cut", pytest.param("half_open", marks=pytest.mark.long)])
 async def test_a_connection_that_is_away_for_longer_than_ack_wait_heals_and_nothing_is_lost(fleet, natty_proxy, fault):
     config = fleet.configure(
         ack_wait=2.0, limits__max_age=0.5, nats__servers=natty_proxy.options["servers"], nats__ping_interval=0.5
@@ -312,6 +312,7 @@ async def test_a_flow_that_is_cancelled_at_any_moment_ends_at_once(fleet):
         assert run.cancelled()
 
 
+@pytest.mark.long
 async def test_a_node_waits_for_a_server_that_does_not_answer_yet(fleet, natty):
     """As a cluster does while it elects the leaders of the stream and of the consumer."""
     asked = []

@@ -197,6 +197,7 @@ async def test_a_node_that_can_not_store_is_not_ready_has_a_trouble_and_ends_wit
     ]
 
 
+@pytest.mark.long
 async def test_messages_that_another_node_has_stored_do_not_count_in_the_exit_status(fleet):
     (away := fleet.folder / "away").touch()
     config = fleet.configure(limits__max_age=0.2, store_attempts=1, redeliver_after=[0.1])

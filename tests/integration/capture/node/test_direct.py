@@ -155,6 +155,7 @@ async def test_a_restarted_node_reads_what_is_not_stored_and_nothing_else(readab
     assert not await stored_twice(fleet.store)
 
 
+@pytest.mark.long
 async def test_what_a_killed_node_had_read_is_read_again(readable):
     fleet = readable
     open_ones = fleet.configure(**DIRECT | {"limits__max_age": NEVER})
@@ -234,6 +235,7 @@ async def test_a_running_node_reads_again_what_the_archive_has_lost(readable):
     assert await fleet.stop(node) == 0
 
 
+@pytest.mark.long
 async def test_a_node_that_can_not_read_what_remains_says_so_in_its_status_until_it_can(readable):
     fleet = readable
     config = fleet.configure(**DIRECT, candidates="none")
@@ -257,6 +259,7 @@ async def test_a_node_that_can_not_read_what_remains_says_so_in_its_status_until
     assert await fleet.stop(node) == 0
 
 
+@pytest.mark.long
 async def test_messages_that_leave_the_stream_unread_are_counted_and_named(readable):
     fleet = readable
     config = fleet.configure(**DIRECT, ack_wait=1.0)

@@ -189,6 +189,7 @@ async def test_workers_drain_and_end_when_their_supervisor_is_killed(fleet):
     await verify(fleet, config, 100)
 
 
+@pytest.mark.long
 async def test_a_hangup_is_checked_once_and_then_reaches_every_worker(fleet):
     config = fleet.configure(**KEPT)
     workers = Workers(fleet, config, 2)

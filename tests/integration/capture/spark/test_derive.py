@@ -37,30 +37,16 @@ def increments(store, count=4):
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "query",
     [
         "SELECT country, day, sum(total) AS revenue, count(*) AS c, count(n) AS cn FROM S GROUP BY 1, 2",
-        pytest.param(
-            "SELECT country, min(n) AS low, max(total) AS high, max_by(status, sequence) AS s FROM S GROUP BY country",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "SELECT country, avg(total) AS a, avg(-total / 7) AS b, round(avg(total), 3) AS c FROM S GROUP BY country",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "SELECT day, last(status) AS l, first(status, true) AS f, any(n > 7) AS y FROM S GROUP BY 1",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "SELECT day, avg(n) AS a, sum(n) FILTER (WHERE status = 'x') AS x FROM S WHERE total > 100 GROUP BY day",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "SELECT country, date(time) AS at, count_if(n > 5) AS five, bool_or(n > 1000) AS big FROM S GROUP BY 1, 2",
-            marks=pytest.mark.long,
-        ),
+        "SELECT country, min(n) AS low, max(total) AS high, max_by(status, sequence) AS s FROM S GROUP BY country",
+        "SELECT country, avg(total) AS a, avg(-total / 7) AS b, round(avg(total), 3) AS c FROM S GROUP BY country",
+        "SELECT day, last(status) AS l, first(status, true) AS f, any(n > 7) AS y FROM S GROUP BY 1",
+        "SELECT day, avg(n) AS a, sum(n) FILTER (WHERE status = 'x') AS x FROM S WHERE total > 100 GROUP BY day",
+        "SELECT country, date(time) AS at, count_if(n > 5) AS five, bool_or(n > 1000) AS big FROM S GROUP BY 1, 2",
     ],
 )
 async def test_merged_aggregates_are_those_of_all_messages(driver, store, query):

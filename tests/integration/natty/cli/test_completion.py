@@ -73,28 +73,39 @@ def name(natty_commands, natty_name):
     natty_commands("stream", "template", "rm", f"T{name}", "--force")
 
 
-def test_the_server_names_what_there_is(natty_commands, nats_server, name):
+AT = "the options of the connection"
+NAMED = [
+    (("consumer", "info", AT, "{name}", "ship"), ["shipping"]),
+    (("kv", "get", AT, "{name}", "customer."), ["customer.1", "customer.2"]),
+]
+MORE_NAMED = [
+    (("stream", "info", AT, "{name}_p"), ["{name}_parts", "{name}_parts-workers"]),
+    (("consumer", "info", AT, "{name}", ""), ["billing", "shipping"]),
+    (("dlq", "ls", AT, "--stream", "{name}", "--consumer", "b"), ["billing"]),
+    (("group", "elastic", "info", AT, "{name}_parts", ""), ["workers"]),
+    (("leader", "show", AT, "E{name}"), ["E{name}"]),
+    (("schedule", "show", AT, "{name}", "n"), ["nightly"]),
+    (("stream", "template", "info", AT, "T{name}"), ["T{name}"]),
+]
+
+
+@pytest.mark.parametrize("cases", [NAMED, pytest.param(MORE_NAMED, marks=pytest.mark.long)], ids=["some", "more"])
+def test_the_server_names_what_there_is(natty_commands, nats_server, name, cases):
     options = nats_server.connect_options()
     at = connect.flags_of(options | {"servers": ",".join(options["servers"])})
-    cases = {
-        ("stream", "info", *at, f"{name}_p"): [f"{name}_parts", f"{name}_parts-workers"],
-        ("consumer", "info", *at, name, ""): ["billing", "shipping"],
-        ("consumer", "info", *at, name, "ship"): ["shipping"],
-        ("dlq", "ls", *at, "--stream", name, "--consumer", "b"): ["billing"],
-        ("kv", "get", *at, "ORDERS_"): [name],
-        ("kv", "get", *at, name, "customer."): ["customer.1", "customer.2"],
-        ("group", "elastic", "info", *at, f"{name}_parts", ""): ["workers"],
-        ("leader", "show", *at, f"E{name}"): [f"E{name}"],
-        ("schedule", "show", *at, name, "n"): ["nightly"],
-        ("stream", "template", "info", *at, f"T{name}"): [f"T{name}"],
-    }
-    for words, wanted in cases.items():
-        done = press_until_answered(words)
-        found = done.stdout.split()
-        assert set(wanted) <= set(found), words
-        assert done.stderr == ""
-        if words[-1] != "ORDERS_":
-            assert found == wanted, words
+    for words, wanted in cases:
+        line = [part.format(name=name) for word in words for part in (at if word == AT else [word])]
+        done = press_until_answered(line)
+        assert (done.stdout.split(), done.stderr) == ([one.format(name=name) for one in wanted], ""), words
+
+
+@pytest.mark.long
+def test_the_server_names_buckets_of_other_tests_too(natty_commands, nats_server, name):
+    options = nats_server.connect_options()
+    at = connect.flags_of(options | {"servers": ",".join(options["servers"])})
+    done = press_until_answered(["kv", "get", *at, "ORDERS_"])
+    assert name in done.stdout.split()
+    assert done.stderr == ""
 
 
 def test_without_a_server_there_is_silence(tmp_path):

@@ -320,6 +320,7 @@ async def test_a_breaking_reader_leaves_no_subscription_and_no_listener_behind(n
     assert len(natty.connection._subscriptions) == 1  # the inbox of requests
 
 
+@pytest.mark.long
 async def test_a_cluster_node_that_dies_does_not_stop_the_delivery(nats_cluster, natty_name):
     async with Natty(**PATIENT | nats_cluster.connect_options()) as natty:
         name = natty_name("R3")

@@ -288,6 +288,7 @@ async def test_a_server_that_never_answers_is_given_up(natty_tls, nats_server_bi
             server.resume()
 
 
+@pytest.mark.long
 async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster, monkeypatch):
     async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
         await natty.ensure_stream("WAITS", subjects=["waits.>"], num_replicas=3)

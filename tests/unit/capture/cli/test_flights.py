@@ -36,6 +36,7 @@ def test_what_the_data_does_not_know_is_null() -> None:
     assert value["sched_dep_time"] == int(cancelled["sched_dep_time"])
 
 
+@pytest.mark.long
 def test_every_departure_has_a_name_of_its_own() -> None:
     names = Counter(one.message_id for one in flights.flights())
     assert len(names) == sum(names.values()) == flights.TOTAL

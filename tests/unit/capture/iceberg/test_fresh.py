@@ -186,7 +186,7 @@ async def test_after_many_commits_the_document_is_small_and_what_readers_need_is
 
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("each", [6, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.long)])
 async def test_leaders_that_are_killed_at_any_step_leave_each_snapshot_right_and_the_same_end(each, after):
     async def prepared():
         world = World(keep_for=100.0)

@@ -80,7 +80,8 @@ async def test_a_leader_that_is_killed_at_any_request_leaves_what_a_clean_run_wo
     assert struck > 20  # requests
 
 
-@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("after", [False, True])
 async def test_a_leader_that_stands_still_while_another_leads_changes_nothing(tmp_path, after):
     struck = 0
     for number in range(1, 200):

@@ -222,7 +222,8 @@ async def copy_with_a_fault(folder, at, after):
     return store.struck, {name: sorted(one["sequence"] for one in rows[name]) for name in ("every", "copy")}
 
 
-@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)], ids=["before", "after"])
+@pytest.mark.long
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_request_that_fails_once_neither_doubles_nor_loses_rows_of_tables_that_read_tables(tmp_path, after):
     """A commit may fail although it holds: then its run counts, and no record of a failure sets the table back."""
     at = 0
