@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
     for computes in (True, False):
         some = [path for path in files if (UNIT in path.parents) is computes]
         place |= {path: number / len(some) for number, path in enumerate(some)}
-    items.sort(key=lambda item: place[item.path])
+    items.sort(key=lambda item: (place[item.path], item.path))
 
 
 def pytest_collection_finish(session):
