@@ -9,6 +9,7 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -33,8 +34,9 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra: from the folder that natty was installed from, otherwise from PyPI.
+    """Return the end of a sentence that says how to install an extra: "run: …", with the command.
 
+    The extra comes from the folder, the file or the repository that natty was installed from, otherwise from PyPI.
     Without pip in this environment (uv and pipx make such ones), only the extra is named.
     """
     if find_spec("pip") is None:
@@ -45,11 +47,21 @@ def how_to_install(extra: str) -> str:
         origin = json.loads(distribution("natty-nats").read_text("direct_url.json") or "{}")  # PEP 610
     except PackageNotFoundError:
         origin = {}
+    return f"run: {_pip()} install {_origin(origin, extra)}"
+
+
+def _origin(origin: dict[str, Any], extra: str) -> str:
+    """Return what pip installs: `origin` is what it kept of the last time."""
+    package = f"natty-nats[{extra}]"
     folder = Path(unquote(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
-    if folder is None or not folder.is_dir():
-        return f'{_pip()} install "natty-nats[{extra}]"'
-    editable = "-e " if origin["dir_info"].get("editable") else ""
-    return f'{_pip()} install {editable}"{"." if folder == _working_folder() else folder}[{extra}]"'
+    if folder is not None and folder.is_dir():
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return f'{editable}"{"." if folder == _working_folder() else folder}[{extra}]"'
+    if "archive_info" in origin:
+        return f'"{package} @ {origin["url"]}"'
+    if repository := origin.get("vcs_info"):
+        return f'"{package} @ {repository["vcs"]}+{origin["url"]}@{repository["commit_id"]}"'
+    return f'"{package}"'
 
 
 def _pip() -> str:

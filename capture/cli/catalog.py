@@ -76,7 +76,7 @@ def serve(
         from capture.node.status.iceberg_rest import RestCatalog
         from natty.metrics import http
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the catalog needs {error.name}; run: {how_to_install('capture')}") from error
+        raise ConfigError(f"the catalog needs {error.name}; {how_to_install('capture')}") from error
     tls = certificate(cert, key, plain_http)
     whole = settings.whole(config, {"stream": stream, "store": store}, nats)
     wanted = each(whole)

@@ -40,7 +40,7 @@ def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
         elif name in OPTIONAL:
             findings.append(Finding(name, Status.OK, f"not installed; needed for {use}"))
         else:
-            how = f"not installed; needed for {use}; run: {how_to_install('spark')}"
+            how = f"not installed; needed for {use}; {how_to_install('spark')}"
             findings.append(Finding(name, Status.FAIL, explain_not_installed() if name == "pyspark" else how))
     return findings
 
@@ -49,7 +49,7 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
     """Report which Java is used, and why the others are not."""
     findings: list[Finding] = []
     taken = False
-    what_to_do = f"run: {how_to_install('spark')}, or install openjdk-17-jre-headless"
+    what_to_do = f"{how_to_install('spark')}, or install openjdk-17-jre-headless"
     for one in candidates:
         if not one.usable:
             text = f"not usable: {one}" + (f", and Spark needs {OLDEST} or later" if one.version else "")

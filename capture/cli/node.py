@@ -313,4 +313,4 @@ def _explain_import() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f"--metrics needs {error.name}; run: {how_to_install('metrics')}") from error
+        raise ConfigError(f"--metrics needs {error.name}; {how_to_install('metrics')}") from error

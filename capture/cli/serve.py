@@ -88,7 +88,7 @@ def serve(
         from capture.node.status.status_page import StatusPage
         from natty.metrics import http
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the page needs {error.name}; run: {how_to_install('capture')}") from error
+        raise ConfigError(f"the page needs {error.name}; {how_to_install('capture')}") from error
     tls = certificate(cert, key, plain_http)
     wanted, whole = settings.archive_beside_pipelines(config, {"stream": stream}, nats)
     tokens, book = settings.tokens(token_file) if token_file else [], runbook_url(runbook)

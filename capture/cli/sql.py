@@ -88,7 +88,7 @@ def best_engine() -> Engine:
 
 async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine, live: bool) -> Rows:
     if engine is Engine.DUCKDB and not find_spec("duckdb"):
-        raise ConfigError(f"DuckDB is not installed here; run: {how_to_install('sql')}, or use Spark: --engine spark")
+        raise ConfigError(f"DuckDB is not installed here; {how_to_install('sql')}, or use Spark: --engine spark")
     if live and engine is Engine.SPARK:
         raise ConfigError(NOT_LIVE)
     from capture.reading import duck, tail

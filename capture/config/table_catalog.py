@@ -53,9 +53,7 @@ class TableCatalog(Redacted, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         if not self.type:
             return
         if find_spec(NEEDS[self.type]) is None:
-            raise ConfigError(
-                f"a catalog of type {self.type} needs {NEEDS[self.type]}; run: {how_to_install('catalogs')}"
-            )
+            raise ConfigError(f"a catalog of type {self.type} needs {NEEDS[self.type]}; {how_to_install('catalogs')}")
         if STREAM not in self.table:
             raise ConfigError(f"the name of a table in the catalog must contain {STREAM}: {self.table!r}")
         if not all((self.namespace or "default").split(".")):

@@ -175,7 +175,7 @@ def translate_errors(address: Address) -> Iterator[None]:
 def _translate(address: Address, error: Exception) -> Exception:
     text = address.quote(error)
     if isinstance(error, ModuleNotFoundError | iceberg.NotInstalledError):
-        return ConfigError(f"{address} needs a package: {text}; run: {how_to_install('catalogs')}")
+        return ConfigError(f"{address} needs a package: {text}; {how_to_install('catalogs')}")
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, _REFUSED) or status in (401, 403) or _is_refusal_of_aws(error):
         return CatalogRefusedError(f"{address} refuses this node: {text}; check the credentials and permissions there")

@@ -209,7 +209,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _require_sqlglot() -> None:
     if find_spec("sqlglot") is None:
-        raise ConfigError(f"a pipeline with SQL needs sqlglot; run: {how_to_install('spark')}")
+        raise ConfigError(f"a pipeline with SQL needs sqlglot; {how_to_install('spark')}")
 
 
 def order(pipelines: Sequence[Pipeline], streams: Iterable[str]) -> list[Pipeline]:

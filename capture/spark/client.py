@@ -178,7 +178,7 @@ class SparkDriver:
 
 def explain_not_installed() -> str:
     """Return a sentence that says how to install Spark."""
-    return f"Spark is not installed here; run: {how_to_install('spark')}"
+    return f"Spark is not installed here; {how_to_install('spark')}"
 
 
 def unavailable(options: SparkOptions) -> str:

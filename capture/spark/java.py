@@ -121,6 +121,6 @@ def _explain_missing(setting: str | None, passed_over: list[str]) -> str:
     if setting:
         return f"the Java that was set can't run Spark, which needs {OLDEST} or later{seen}"
     return (
-        f"Spark needs Java {OLDEST} or later and found none{seen}; run: {how_to_install('spark')}, or install Debian's"
+        f"Spark needs Java {OLDEST} or later and found none{seen}; {how_to_install('spark')}, or install Debian's"
         " openjdk-17-jre-headless"
     )

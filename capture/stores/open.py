@@ -48,7 +48,7 @@ def open_store(url: str | Path | Store) -> Store:
         try:
             from capture.stores.object import ObjectStore  # the only import of obstore: 16 MB that folders don't need
         except ModuleNotFoundError as error:
-            raise ConfigError(f"object stores need {error.name}; run: {how_to_install('capture')}") from error
+            raise ConfigError(f"object stores need {error.name}; {how_to_install('capture')}") from error
         return ObjectStore(Address.parse(url))
     try:
         parts = urlsplit(url)

@@ -16,6 +16,6 @@ def main() -> None:
     except ImportError as error:
         from natty.errors import how_to_install
 
-        sys.exit(f"natty: the command line needs {error.name}; run: {how_to_install('cli')}")
+        sys.exit(f"natty: the command line needs {error.name}; {how_to_install('cli')}")
     unguard()
     run()

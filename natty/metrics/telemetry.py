@@ -190,7 +190,7 @@ def serve(
     try:
         from natty.metrics.http import serve_pages
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the pages need {error.name}; run: {how_to_install('metrics')}") from error
+        raise ConfigError(f"the pages need {error.name}; {how_to_install('metrics')}") from error
     try:
         figures = [collector(natty)]
     except ConfigError:
@@ -222,4 +222,4 @@ def _metrics(*collectors: Collector) -> Callable[[], Answer]:
 
 
 def _say_needs() -> str:
-    return f"metrics need prometheus-client; run: {how_to_install('metrics')}"
+    return f"metrics need prometheus-client; {how_to_install('metrics')}"

@@ -271,7 +271,7 @@ def _check_login(config: Config) -> None:
         if path and (exposed := _read_exposure(kind, path)):
             raise ConfigError(f"the {kind} {path} holds a secret, and {exposed}")
         if path and find_spec("nkeys") is None:
-            raise ConfigError(f"the {kind} {path} needs the package nkeys; run: {how_to_install('nkeys')}")
+            raise ConfigError(f"the {kind} {path} needs the package nkeys; {how_to_install('nkeys')}")
 
 
 def _read_exposure(kind: str, path: str) -> str:

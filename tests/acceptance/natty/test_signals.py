@@ -100,11 +100,11 @@ def until_there_is(pattern, shell, process):
 @pytest.mark.parametrize(
     ("pattern", "number"),
     [
-        pytest.param("capture-demo-*", HUP, id="its folder is new"),
+        pytest.param("capture-demo-*", HUP, id="its folder is new", marks=pytest.mark.long),
         pytest.param("capture-demo-*/tls/*", TERM, id="it makes keys"),
-        pytest.param("capture-demo-*/nats/*/server.log", HUP, id="its servers start"),
+        pytest.param("capture-demo-*/nats/*/server.log", HUP, id="its servers start", marks=pytest.mark.long),
         pytest.param("capture-demo-*/logs/node-1.log", TERM, id="its nodes start, SIGTERM"),
-        pytest.param("capture-demo-*/logs/node-1.log", INT, id="its nodes start, SIGINT"),
+        pytest.param("capture-demo-*/logs/node-1.log", INT, id="its nodes start, SIGINT", marks=pytest.mark.long),
     ],
 )
 def test_a_demo_that_is_ended_leaves_no_files_and_no_processes(shell, processes_of, pattern, number):

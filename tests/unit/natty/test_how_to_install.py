@@ -38,30 +38,38 @@ def test_an_extra_comes_from_the_folder_that_natty_was_installed_from(install, t
     folder = tmp_path / "a checkout"
     folder.mkdir()
     install(url=folder.as_uri(), dir_info={"editable": True})
-    assert how_to_install("sql") == f'pip install -e "{folder}[sql]"'
+    assert how_to_install("sql") == f'run: pip install -e "{folder}[sql]"'
     monkeypatch.chdir(folder)
-    assert how_to_install("sql") == 'pip install -e ".[sql]"'
+    assert how_to_install("sql") == 'run: pip install -e ".[sql]"'
 
 
 def test_a_folder_that_was_copied_is_copied_again(install, tmp_path):
     install(url=tmp_path.as_uri(), dir_info={})
-    assert how_to_install("sql") == f'pip install "{tmp_path}[sql]"'
+    assert how_to_install("sql") == f'run: pip install "{tmp_path}[sql]"'
 
 
-@pytest.mark.parametrize(
-    "origin", [{}, {"url": "file:///gone", "dir_info": {}}, {"url": "https://x/y", "archive_info": {}}]
-)
+@pytest.mark.parametrize("origin", [{}, {"url": "file:///gone", "dir_info": {}}])
 def test_otherwise_an_extra_comes_from_pypi(install, origin):
     install(**origin)
-    assert how_to_install("sql") == 'pip install "natty-nats[sql]"'
+    assert how_to_install("sql") == 'run: pip install "natty-nats[sql]"'
+
+
+def test_an_extra_comes_from_the_wheel_that_natty_was_installed_from(install):
+    install(url="file:///x/natty_nats-9.whl", archive_info={})
+    assert how_to_install("sql") == 'run: pip install "natty-nats[sql] @ file:///x/natty_nats-9.whl"'
+
+
+def test_an_extra_comes_from_the_commit_that_natty_was_installed_from(install):
+    install(url="https://x/y.git", vcs_info={"vcs": "git", "requested_revision": "main", "commit_id": "a1"})
+    assert how_to_install("sql") == 'run: pip install "natty-nats[sql] @ git+https://x/y.git@a1"'
 
 
 def test_the_pip_is_that_of_this_python(install, tmp_path, monkeypatch):
     install()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "other" / "python"))
-    assert how_to_install("sql").startswith(f"{tmp_path}/other/python -m pip install ")
+    assert how_to_install("sql").startswith(f"run: {tmp_path}/other/python -m pip install ")
     monkeypatch.chdir(tmp_path)
-    assert how_to_install("sql").startswith("other/python -m pip install ")
+    assert how_to_install("sql").startswith("run: other/python -m pip install ")
 
 
 def test_a_working_folder_that_was_deleted_is_no_error(install, tmp_path, monkeypatch):
@@ -69,9 +77,9 @@ def test_a_working_folder_that_was_deleted_is_no_error(install, tmp_path, monkey
     install(url=tmp_path.as_uri(), dir_info={})
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert how_to_install("sql") == f'pip install "{tmp_path}[sql]"'
+    assert how_to_install("sql") == f'run: pip install "{tmp_path}[sql]"'
     monkeypatch.setattr(sys, "executable", "/other/python")
-    assert how_to_install("sql") == f'/other/python -m pip install "{tmp_path}[sql]"'
+    assert how_to_install("sql") == f'run: /other/python -m pip install "{tmp_path}[sql]"'
 
 
 def test_without_pip_in_this_environment_the_extra_is_named(install, monkeypatch):

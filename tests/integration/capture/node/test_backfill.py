@@ -175,13 +175,35 @@ async def test_a_range_is_read_beside_a_consumer_and_only_that(old):
     ("settings", "options", "sentence"),
     [
         ({}, ["--from", "200000"], f"has no message from 200000 to its end: it ends at {FEW}"),
-        ({}, ["--from", "yesterday"], "--from must be a sequence from 1 on, or a time with its zone"),
-        ({}, ["--to", "2020-01-01"], "--to must be a sequence from 1 on, or a time with its zone"),
-        ({}, ["--from", "9" * 5000], "--from must be a sequence from 1 on, or a time with its zone"),
-        ({}, ["--from", "-5"], "--from must be a sequence from 1 on, or a time with its zone"),
+        pytest.param(
+            {},
+            ["--from", "yesterday"],
+            "--from must be a sequence from 1 on, or a time with its zone",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {},
+            ["--to", "2020-01-01"],
+            "--to must be a sequence from 1 on, or a time with its zone",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {},
+            ["--from", "9" * 5000],
+            "--from must be a sequence from 1 on, or a time with its zone",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {}, ["--from", "-5"], "--from must be a sequence from 1 on, or a time with its zone", marks=pytest.mark.long
+        ),
         ({}, ["--from", "2026-11-24T00:00:00+99:00"], "--from must be a sequence from 1 on, or a time with its zone"),
-        ({}, ["--from", "10", "--to", "5"], f"it ends at {FEW}"),
-        ({}, ["--to", "2020-01-01T00:00:00Z"], "has no message from 1 to 2020-01-01T00:00:00Z"),
+        pytest.param({}, ["--from", "10", "--to", "5"], f"it ends at {FEW}", marks=pytest.mark.long),
+        pytest.param(
+            {},
+            ["--to", "2020-01-01T00:00:00Z"],
+            "has no message from 1 to 2020-01-01T00:00:00Z",
+            marks=pytest.mark.long,
+        ),
         ({"filter_subjects": ["a.b"]}, [], "can't be used with filter_subjects"),
     ],
 )

@@ -192,7 +192,8 @@ async def test_a_node_whose_store_is_full_says_so_once_hands_back_and_another_ge
     assert dict(await table_of(open_store(str(fleet.store)))) == by_sequence(payloads)
 
 
-@pytest.mark.parametrize("fault", ["cut", pytest.param("half_open", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["cut", "half_open"])
 async def test_a_connection_that_is_away_for_longer_than_ack_wait_heals_and_nothing_is_lost(fleet, natty_proxy, fault):
     config = fleet.configure(
         ack_wait=2.0, limits__max_age=0.5, nats__servers=natty_proxy.options["servers"], nats__ping_interval=0.5

@@ -185,7 +185,7 @@ async def test_of_a_filtered_stream_only_what_was_asked_for_can_be_missing(fleet
 # --- streams that delete what is acknowledged ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+@pytest.mark.parametrize("retention", ["workqueue", pytest.param("interest", marks=pytest.mark.long)])
 async def test_a_message_leaves_the_stream_only_when_it_is_durable_whoever_is_killed(
     fleet, start, natty_name, retention
 ):

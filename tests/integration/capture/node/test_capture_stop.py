@@ -147,6 +147,7 @@ async def test_a_node_lays_out_tells_and_sums_up_as_its_configuration_says(fleet
     await verified(fleet, config, 60)
 
 
+@pytest.mark.long
 async def test_a_node_whose_store_is_away_goes_on_and_stores_everything_when_it_is_back(fleet):
     away, (port,) = fleet.folder / "away", free_ports(1)
     away.touch()

@@ -90,6 +90,7 @@ async def stop(workers):
     assert alive(pids) == []
 
 
+@pytest.mark.long
 async def test_workers_share_a_durable_and_nothing_is_lost_when_one_is_killed(fleet):
     config = fleet.configure(**QUICK)
     workers = Workers(fleet, config, 2)

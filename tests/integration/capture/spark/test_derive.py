@@ -69,6 +69,7 @@ async def test_rows_of_new_messages_are_added(driver, store):
     assert {"subject", "time", "sequence", "headers", "doubled"} <= set(table.read()[0])
 
 
+@pytest.mark.long
 async def test_a_small_run_that_makes_many_rows_is_an_ordinary_one(driver, store):
     """One message makes more rows than the driver's process holds: executors write them."""
     query = f"SELECT n.country, explode(sequence(1, {SMALL_ROWS * 2})) AS number FROM S AS n"

@@ -25,6 +25,7 @@ def posts(faulty):
     return [request for request in faulty.requests if request.method == "POST"]
 
 
+@pytest.mark.long
 async def test_thousands_of_objects_are_deleted_by_a_few_requests_with_checksums(stores, faulty):
     store, direct = stores
     names = [*AWKWARD_NAMES, *(f"{number}" for number in range(1100))]

@@ -143,6 +143,7 @@ def test_capture_completes_streams_and_pipelines_from_its_configuration(tmp_path
         assert (done.stdout.split(), done.stderr) == (wanted, "")
 
 
+@pytest.mark.long
 def test_capture_asks_the_server_if_it_knows_no_stream(nats_server, name):
     options = nats_server.connect_options()
     at = connect.flags_of(options | {"servers": ",".join(options["servers"])})
@@ -214,6 +215,7 @@ def test_bash_completes_a_line_with_words_that_it_splits(tmp_path):
             assert bash.complete(line, wanted) == [*line.split(" ")[:-1], wanted]
 
 
+@pytest.mark.long
 def test_bash_completes_a_line_with_the_url_of_a_server(nats_server, name, tmp_path):
     options = nats_server.connect_options()
     at = shlex.join(connect.flags_of(options | {"servers": ",".join(options["servers"])}))

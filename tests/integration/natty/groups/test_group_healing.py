@@ -201,6 +201,7 @@ async def test_a_successor_with_too_little_credit_gets_the_messages_of_its_prede
     assert notes.ordered
 
 
+@pytest.mark.long
 async def test_a_successor_requests_more_and_more_rarely_what_is_not_due(natty, group, notes, go):
     place = Place(natty.jetstream, group, "m1", {"ack_wait": 0.5, "max_ack_pending": 500})
     await place.make([f"{partition}.{group.stream}.*" for partition in range(4)])

@@ -110,6 +110,7 @@ async def test_cancel_removes_what_replaced_the_message_meanwhile(natty, stream,
     assert (len(replaced), await waiting(natty, stream)) == (1, [])
 
 
+@pytest.mark.long
 async def test_a_schedule_repeats_until_it_is_canceled(natty, stream):
     await natty.schedule("tick", f"{stream}.tick", b"t", every=1, headers={"Colour": "red"}, ttl=60)
     ticks = await published(natty, stream, 2)

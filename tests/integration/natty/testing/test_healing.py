@@ -221,6 +221,7 @@ async def test_a_leader_that_steps_down(nats_cluster, natty_name, what):
         await running.survives(f"{what.lower()} leader changed", step_down())
 
 
+@pytest.mark.long
 async def test_credentials_that_expire_and_are_renewed_in_their_file(
     natty_tls, nats_server_binary, natty_name, tmp_path
 ):

@@ -117,6 +117,7 @@ async def test_discovered_servers_are_left_alone_where_they_are_to_be_ignored(na
         assert other.connection._servers == [nats_cluster[0].url]
 
 
+@pytest.mark.long
 async def test_who_ignores_discovered_servers_waits_for_the_one_it_was_given(nats_cluster):
     options = nats_cluster[0].connect_options() | {"ignore_discovered_servers": True}
     async with Natty(**PATIENT | options) as natty:

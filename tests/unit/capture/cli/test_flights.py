@@ -73,7 +73,7 @@ def test_the_data_set_is_read_and_not_imported() -> None:
 
 def test_a_data_set_that_is_not_installed_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "find_spec", lambda name: None)
-    with pytest.raises(CaptureError, match=re.escape(f"not installed; run: {how_to_install('demo')}")):
+    with pytest.raises(CaptureError, match=re.escape(f"not installed; {how_to_install('demo')}")):
         flights.data_file()
 
 

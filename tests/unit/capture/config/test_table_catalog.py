@@ -92,7 +92,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_extra(file: Path, mon
     monkeypatch.setattr(table_catalog, "find_spec", lambda name: None)
     file.write_text(BASE + 'type = "sql"\nuri = "sqlite:////tmp/c.db"\n')
     [problem] = problems(gather_settings(file, environment={}))
-    assert f"needs sqlalchemy; run: {how_to_install('catalogs')}" in problem
+    assert f"needs sqlalchemy; {how_to_install('catalogs')}" in problem
 
 
 def test_secrets_come_from_a_private_file_or_a_variable_and_are_never_shown(file: Path) -> None:

@@ -198,6 +198,7 @@ async def test_what_the_store_says_of_an_object_is_the_error_and_no_traceback(st
         await query(store, [replace(one, path="blocks/gone")], "SELECT count(*) FROM messages")
 
 
+@pytest.mark.long
 async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path):
     archived = await Archived(folder=tmp_path / "lake").make()
     [table] = (tmp_path / "lake" / "table").rglob("*.parquet")

@@ -152,7 +152,7 @@ except ConfigError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == f"the pages need aiohttp; run: {how_to_install('metrics')}\n"
+    assert said == f"the pages need aiohttp; {how_to_install('metrics')}\n"
 
 
 def test_importing_it_does_not_import_what_only_some_of_it_needs():
