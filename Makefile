@@ -26,7 +26,7 @@ unit: .venv/.unit ## the client's unit tests: no Spark, no Java, no servers; abo
 
 # More workers than two cores have, since tests wait for servers as often as they compute. tests/conftest.py chooses the order.
 test: WORKERS ?= 5
-test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
+test: .venv/.test ## the suite, six minutes; `make test ARGS="tests/unit" WORKERS=0`
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: WORKERS ?= 3

@@ -64,7 +64,7 @@ class Interrupts:
 
 
 @contextmanager
-def handlers_restored() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     """After the body, each signal has the handler that it had before, if an event loop of the body has left its own.
 
     A closed loop of uvloop leaves a handler that does nothing: Ctrl-C would not end what the command still does.

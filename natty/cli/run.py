@@ -17,7 +17,7 @@ import typer
 
 from natty.cli.bash_words import rejoin_words
 from natty.cli.early_signals import VALUED
-from natty.cli.interrupts import Interrupts, handlers_restored
+from natty.cli.interrupts import Interrupts, restore_handlers
 from natty.cli.terminal import json_text, printable
 
 logger = logging.getLogger("natty.cli")
@@ -110,7 +110,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         import uvloop
     except ImportError:
         return asyncio.run(main)
-    with handlers_restored(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with restore_handlers(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 
