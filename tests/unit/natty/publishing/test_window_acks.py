@@ -16,7 +16,17 @@ OTHERS = [
     {"stream": "ORDERS", "seq": 7, "error": {"code": 400}},
 ]
 ANSWERS = [json.dumps(one, separators=(",", ":")).encode() for one in (ACK, ACK | {"seq": 123456}, *OTHERS)]
-WRONG = [b"", b"}", ANSWERS[0][:20] + ANSWERS[0], b"7}", b"{}", b"not JSON", ANSWERS[0][:-1], ANSWERS[0] + b"}", ANSWERS[0] * 2]
+WRONG = [
+    b"",
+    b"}",
+    ANSWERS[0][:20] + ANSWERS[0],
+    b"7}",
+    b"{}",
+    b"not JSON",
+    ANSWERS[0][:-1],
+    ANSWERS[0] + b"}",
+    ANSWERS[0] * 2,
+]
 
 
 def is_ack(payload):
