@@ -94,7 +94,7 @@ async def test_a_replaced_credentials_file_is_used_by_the_next_session(nats_serv
             write_secret(mine, new.read_bytes())
             assert await _user(natty) == first  # a session outlives its file
             await asyncio.to_thread(server.restart)
-            await until(lambda: not natty.connection.connected)
+            await until(lambda: natty.connection.reconnects == 1)
             await natty.connection.ready(PATIENCE)
             assert await _user(natty) == second
 
