@@ -115,6 +115,7 @@ async def test_a_store_that_stands_still_stops_the_reading_and_memory_stays_with
     assert await fleet.stop(node) == 0
 
 
+@pytest.mark.long
 async def test_a_killed_node_leaves_no_buffer_behind_and_the_next_one_gets_everything_again(fleet, tmp_path):
     folder = tmp_path / "buffers"
     settings = {"decoder": "raw", "buffers__kind": "disk", "buffers__folder": str(folder)}

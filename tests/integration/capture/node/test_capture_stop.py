@@ -212,6 +212,7 @@ async def test_messages_that_another_node_has_stored_do_not_count_in_the_exit_st
     await verified(fleet, config, 30)
 
 
+@pytest.mark.long
 async def test_silent_clients_of_the_metrics_page_take_no_file_descriptor_that_capture_needs(fleet):
     (port,) = free_ports(1)
     config = fleet.configure(limits__max_age=0.3)

@@ -304,6 +304,7 @@ async def test_what_is_captured_while_the_archive_is_read_is_not_missing(natty, 
     assert counted(await check(natty, config, store)) == {"stored": 9}
 
 
+@pytest.mark.long
 async def test_while_a_node_captures_and_sweeps_and_another_compacts_nothing_is_said_to_be_missing(fleet):
     """Objects are removed 3 s after they were compacted, so some may go while they are looked at."""
     config = fleet.configure(limits__max_age=0.2, limits__max_messages=200, sweep__every=0.1, sweep__grace=3.0)

@@ -131,6 +131,7 @@ def test_what_is_written_to_standard_error_meanwhile_is_not_shown(capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.long
 def test_capture_completes_streams_and_pipelines_from_its_configuration(tmp_path):
     file = tmp_path / "capture.toml"
     file.write_text('streams = ["ORDERS", "PAYMENTS"]\n[[pipeline]]\nname = "daily"\n[[pipeline]]\nname = "monthly"\n')

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
 from patient import PATIENCE, PATIENT
 
 BACKLOG = 200_000
@@ -42,6 +43,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 async def test_a_large_backlog_and_a_slow_handler_take_little_memory(natty, natty_name, nats_server):
     stream = natty_name("BACKLOG")
     await natty.create_stream(stream, subjects=[f"{stream}.>"], allow_batched=True)

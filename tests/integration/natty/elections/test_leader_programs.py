@@ -108,6 +108,7 @@ async def test_cancelled_without_a_term_a_program_is_killed_at_once():
     assert guard.members(program.pid) == []
 
 
+@pytest.mark.long
 async def test_children_with_groups_of_their_own_are_killed_before_the_deadline(natty_proxy, natty_name):
     left = []
 

@@ -157,6 +157,7 @@ async def test_the_state_says_what_is_shown_and_why_blocks_wait(monkeypatch):
     assert (state.shown, state.committed, state.waiting) == (0, NOW, {fresh.ENCRYPTED: 1})
 
 
+@pytest.mark.long
 async def test_after_many_commits_the_document_is_small_and_what_readers_need_is_there_and_no_more(monkeypatch):
     monkeypatch.setattr(retired_pages, "MOST", 12)
     monkeypatch.setattr(retired_pages, "LATEST", 6)

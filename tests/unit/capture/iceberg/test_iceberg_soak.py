@@ -4,6 +4,7 @@ import pytest
 from table_soak import BRIEF, grown, soak
 
 
+@pytest.mark.long
 async def test_what_lies_in_the_store_does_not_grow_once_every_rule_has_let_something_go():
     world, measured = await soak(72, rules=BRIEF)
     assert world.crashes == 10

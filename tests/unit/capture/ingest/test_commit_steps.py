@@ -145,8 +145,12 @@ async def played(folder, at, way, *, power):
 
 @pytest.mark.parametrize(
     ("way", "power"),
-    [(KILLED, False), (KILLED, True), (FAILS, False), (FAILS_AFTER, False)],
-    ids=["killed", "the power is cut", "fails", "fails afterwards"],
+    [
+        pytest.param(KILLED, False, id="killed"),
+        pytest.param(KILLED, True, id="the power is cut"),
+        pytest.param(FAILS, False, id="fails", marks=pytest.mark.long),
+        pytest.param(FAILS_AFTER, False, id="fails afterwards", marks=pytest.mark.long),
+    ],
 )
 async def test_nothing_acknowledged_is_lost_at_whatever_step_it_happens(tmp_path, way, power):
     for at in range(1, MOST_STEPS):

@@ -57,7 +57,8 @@ async def strike(tmp_path, number, *, after, act):
     return world, store, world.lead(store)
 
 
-@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("after", [False, True])
 async def test_a_leader_that_is_killed_at_any_request_leaves_what_a_clean_run_would(tmp_path, after):
     async def die():
         raise Killed

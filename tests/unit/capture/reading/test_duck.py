@@ -212,6 +212,7 @@ async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path)
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 async def test_the_command_writes_an_absent_value_as_sql_does(tmp_path):
     archived = await Archived(folder=tmp_path / "lake").make()
     words = ["sql", "SELECT NULL AS a, 'None' AS b", "--store", archived.store.url]
