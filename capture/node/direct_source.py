@@ -103,8 +103,9 @@ class DirectSource:
     """Yields the messages that the archive does not hold, batch by batch. Use it with `async with`.
 
     The position is the archive's exact set of sequences, without those that were read and are not settled. It is read
-    at the start, every LOOK seconds, after messages could not be stored, and when nodes come or go. So holes are read,
-    too, and what a killed node had read is read again. No state in the server says what was read.
+    at the start, every LOOK seconds, after messages could not be stored, after a server was behind the leader, and when
+    nodes come or go. So holes are read, too, and what a killed node had read is read again. No state in the server says
+    what was read.
 
     The nodes that have registered below the key `roster` each read other chunks. When they come or go, their open
     blocks are sealed (`seal`), and after a moment each reads its new chunks. Should two nodes read a message, both
@@ -267,7 +268,7 @@ class DirectSource:
             self.trouble = ""
             await self._arrived.put(None)
             await self._stop.wait()
-        await self._read_holes(remaining.unread - self._unsettled - self._stored)
+        await self._read_holes(remaining.unread - self._unsettled - self._stored, max(RETRY, READ_FOR * took))
         if not self._reach.ends:
             await self._follow(max(remaining.last + 1, self._reach.first))
         elif not self._is_to_look():
@@ -275,13 +276,16 @@ class DirectSource:
             self._seal()  # nothing more comes for these blocks
             await wait_until_set(self._stop, RETRY)
 
-    async def _read_holes(self, wanted: Sequences) -> None:
+    async def _read_holes(self, wanted: Sequences, rest: float) -> None:
+        """Read these. If a server had only some of them, it is behind the leader: look again after `rest` seconds."""
         assert self._share is not None
         for first, last in await asyncio.to_thread(list, join_runs(wanted)):
             for start, end in self._share.pieces(first, last):
                 if self._is_to_look():
                     return
-                await self._read_range(start, end, wanted)
+                after = await self._read_range(start, end, wanted)
+                if after <= end and wanted.within(after, end):
+                    self._look_at = min(self._look_at, _now() + rest)
 
     async def _follow(self, position: int) -> None:
         """Read new messages from this sequence on. Ask more rarely while there are none."""

@@ -343,7 +343,7 @@ async def test_a_replicated_stream_with_a_mirror_is_captured_exactly_while_its_s
             fleet.natty, name = natty, fleet.stream
             await natty.ensure_stream(name, subjects=[f"{name}.*"], num_replicas=3, allow_direct=True)
             await create_mirror(natty.jetstream, f"{name}_copy", Origin(stream=name), {"mirror_direct": True})
-            config = fleet.configure(**DIRECT)
+            config = fleet.configure(**DIRECT, nats__timeout=5.0)  # the default: a killed server does not answer
             node = fleet.start("node", config)
             try:
                 for round_ in range(3):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from itertools import islice, pairwise
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from typing import ClassVar
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patient import until
+from patient import PATIENCE, until
 
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import CaptureError
@@ -79,5 +80,50 @@ async def test_a_trouble_ends_when_nothing_is_left_to_read_or_this_node_has_no_s
     assert "the archive can't be read" in source.trouble
     source._wanted, position.failing = share, False
     await until(lambda: not source.trouble)
+    source.stop()
+    await reading
+
+
+class Behind:
+    """Answers of a server that at first has less than the stream's leader."""
+
+    asked: ClassVar[list[int]] = []
+
+    def __init__(self, natty, stream: str, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self.complete = False
+
+    async def __aiter__(self):
+        self.asked.append(self.first)
+        has = min(self.last, 4 if len(self.asked) == 1 else 10)
+        sequences = range(self.first, has + 1)
+        self.complete = has == self.last
+        if sequences:
+            yield Batch(
+                [(b"s", one, b"", b"") for one in ack_subjects("S", "direct", [*sequences], [0] * len(sequences))]
+            )
+
+
+async def test_what_a_server_behind_the_leader_does_not_have_is_read_again_soon(monkeypatch):
+    monkeypatch.setattr("capture.node.direct_source.DirectBatches", Behind)
+    monkeypatch.setattr("capture.node.direct_source.RETRY", 0.01)
+    monkeypatch.setattr("capture.node.direct_source.LOOK", 1e9)
+    ten = Sequences.from_range(1, 10)
+
+    class Unread:
+        async def read(self, first: int, last: int) -> Remaining:
+            return Remaining(ten, Sequences(), 10)
+
+    source = DirectSource(MagicMock(), SimpleNamespace(name="S"), Unread(), Reach(), roster="r", seal=lambda: None)
+    monkeypatch.setattr(source, "_check", AsyncMock())
+    source._wanted = Share(0, 1)
+    reading = asyncio.create_task(source._read_ahead())
+
+    async def next_batch():
+        async with asyncio.timeout(PATIENCE):
+            return await source._arrived.get()
+
+    found = [sequence for _ in range(2) for sequence in (await next_batch()).sequences]
+    assert found == [*range(1, 11)]
     source.stop()
     await reading
