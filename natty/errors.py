@@ -47,11 +47,11 @@ def how_to_install(extra: str) -> str:
         origin = json.loads(distribution("natty-nats").read_text("direct_url.json") or "{}")  # PEP 610
     except PackageNotFoundError:
         origin = {}
-    return f"run: {_pip()} install {_origin(origin, extra)}"
+    return f"run: {_pip()} install {_requirement(origin, extra)}"
 
 
-def _origin(origin: dict[str, Any], extra: str) -> str:
-    """Return what pip installs: `origin` is what it kept of the last time."""
+def _requirement(origin: dict[str, Any], extra: str) -> str:
+    """Return the requirement to give to pip: `origin` is what pip recorded of the installation (PEP 610)."""
     package = f"natty-nats[{extra}]"
     folder = Path(unquote(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
     if folder is not None and folder.is_dir():
