@@ -35,12 +35,12 @@ from natty.names import check_subject, decode, delivered_subject
 from natty.wire import tracing
 from natty.wire.connection import Connection
 from natty.wire.counters import PUBLISHER
-from natty.wire.message import MESSAGE_ID, TTL, Headers, RawMessage, encode_headers, parse_headers
+from natty.wire.message import MESSAGE_ID, TTL, Headers, encode_headers, parse_headers
 from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of our own domain and account
 UNAVAILABLE = 503  # a status: there is no responder
-NO_MESSAGE, TTL_DISABLED, STREAM_EXISTS = 10037, 10166, 10058
+NO_LEADER, NO_MESSAGE, TTL_DISABLED, STREAM_EXISTS = 10008, 10037, 10166, 10058
 IN_PROCESS = 10158  # a message with the same id is being stored; the outcome is open
 IN_FLIGHT = 10164  # the server is handling another write of the subject: try again; only 10071 is decisive
 _ERRORS: dict[int, type[JetStreamError]] = {
@@ -52,6 +52,8 @@ _ERRORS: dict[int, type[JetStreamError]] = {
     IN_FLIGHT: WrongLastSequenceError,
 }
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
+_NOT_ENABLED = "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
+_LEADERLESS = "the cluster's JetStream has no leader: try again, and check that more than half of its servers run"
 SEND_AGAIN, ASK_AGAIN = 1.0, 1.0  # seconds without an ack before a message with an id, or a question, is sent again
 UNKNOWN = ""  # the stream of a publish without an ack: subjects do not say
 _QUESTIONS = (
@@ -146,32 +148,44 @@ class JetStream:
         need = Need(version, "") if version else NEEDS[feature]
         have = self.connection.server_version
         if not need.is_met_by(have):
-            want = need.text_for(have)
-            raise UnsupportedError(
-                f"{feature} needs nats-server {want} or later and this one is {text_of(have)}: upgrade it"
-            )
+            text = f"{feature} needs nats-server {need.text_for(have)} or later and this one is {text_of(have)}"
+            raise UnsupportedError(f"{text}: upgrade it")
 
     async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
         """Call the API, `subject` without the prefix. Raises the error of the answer by its number, see `errors`.
 
-        Requests that only read are sent again every second, and after a reconnect, until `timeout`.
-        ConfigError for a number that a server can't hold; BadSubjectError for a name that is empty or not one word;
-        JetStreamNotEnabledError if no server answers, DomainUnreachableError if the API is that of another domain or
-        account; RequestTimeoutError.
+        Requests that only read are sent again until `timeout`: every second, after a reconnect, and while the cluster
+        has no leader. ConfigError for a number that a server can't hold; BadSubjectError for a name that is not one
+        word; JetStreamNotEnabledError if no server answers, DomainUnreachableError if the API is that of another domain
+        or account; RequestTimeoutError.
         """
         check_numbers(body)
         if not all(subject.split(".")):
             raise BadSubjectError(f"{subject} has an empty name of a stream, a consumer or a subject")
         data = b"" if body is None else msgspec.json.encode(body)
+        if not subject.startswith(_QUESTIONS):
+            return await self._request(subject, data, timeout, None)
+        loop, remaining = asyncio.get_running_loop(), self.connection.config.timeout if timeout is None else timeout
+        check_seconds(timeout=remaining)
+        deadline = loop.time() + remaining
+        while True:
+            try:
+                return await self._request(subject, data, remaining, ASK_AGAIN)
+            except (NotConnectedError, JetStreamError) as error:
+                remaining = deadline - loop.time() - RETRY_DELAY
+                may_pass = isinstance(error, NotConnectedError) or error.err_code == NO_LEADER
+                if remaining <= 0 or not may_pass or not self.connection.supervised:
+                    raise
+            await asyncio.sleep(RETRY_DELAY)
+
+    async def _request(self, subject: str, data: bytes, timeout: float | None, again: float | None) -> dict[str, Any]:
         try:
-            raw = await self._send(subject, data, timeout)
+            raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout, again=again)
         except NoRespondersError as error:
             if self.prefix != OWN_API:
                 text = f"no server answers on {self.prefix}: check its name, and that it is linked to this server"
                 raise DomainUnreachableError(text, code=UNAVAILABLE) from error
-            raise JetStreamNotEnabledError(
-                "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
-            ) from error
+            raise JetStreamNotEnabledError(_NOT_ENABLED) from error
         try:
             answer = msgspec.json.decode(raw[3], type=dict[str, Any])
             refused = msgspec.convert(answer.get("error") or None, _Refusal | None)
@@ -180,21 +194,6 @@ class JetStream:
         if refused is not None:
             raise _error(refused, subject)
         return answer
-
-    async def _send(self, subject: str, data: bytes, timeout: float | None) -> RawMessage:
-        wire = f"{self.prefix}.{subject}"
-        if not subject.startswith(_QUESTIONS):
-            return await self.connection.request(wire, data, timeout=timeout)
-        loop, remaining = asyncio.get_running_loop(), self.connection.config.timeout if timeout is None else timeout
-        check_seconds(timeout=remaining)
-        deadline = loop.time() + remaining
-        while True:
-            try:
-                return await self.connection.request(wire, data, timeout=remaining, again=ASK_AGAIN)
-            except NotConnectedError:
-                remaining = deadline - loop.time()
-                if remaining <= 0 or not self.connection.supervised:
-                    raise
 
     async def stream_of(self, subject: str) -> str:
         """Return the stream that stores messages on a subject. PublishError if there is none."""
@@ -396,5 +395,6 @@ def _error(refused: _Refusal, subject: str) -> JetStreamError:
     kind = _ERRORS.get(refused.err_code, JetStreamError)
     if kind is StreamNotFoundError and ".KV_" in subject:
         return BucketNotFoundError(f"there is no bucket {subject.partition('.KV_')[2]}", code=404, err_code=10059)
-    text = f"{name_missing(kind, subject) or refused.description} ({subject}, error {refused.err_code})"
+    said = _LEADERLESS if refused.err_code == NO_LEADER else refused.description
+    text = f"{name_missing(kind, subject) or said} ({subject}, error {refused.err_code})"
     return kind(text, code=refused.code, err_code=refused.err_code)

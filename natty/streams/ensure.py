@@ -19,7 +19,7 @@ from natty.errors import (
     StreamNotFoundError,
     UnsupportedError,
 )
-from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
+from natty.jetstream import NO_LEADER, OWN_API, STREAM_EXISTS, JetStream
 from natty.names import check_name, check_pattern
 from natty.streams.changes import Judge, Risk
 from natty.streams.consumer import on_wire
@@ -37,7 +37,6 @@ ONE_TRY = 2.0  # seconds before an unanswered request is sent again
 ROUNDS = 5  # of reading, comparing and changing, while other clients change the same
 _CONSUMER_EXISTS = 10148
 _NOT_CLUSTERED = 10074
-_UNAVAILABLE = 10008  # the cluster has no meta leader at the moment
 _UNCHANGED: frozenset[Risk] = frozenset()
 _SAFELY = frozenset({Risk.SAFE})
 _DELIBERATELY = frozenset({Risk.SAFE, Risk.DESTRUCTIVE})
@@ -394,7 +393,7 @@ async def _ask(jetstream: JetStream, subject: str, body: Any = None) -> dict[str
             if loop.time() >= began + WITHIN or not jetstream.connection.supervised:
                 raise
         except JetStreamError as error:
-            limit = {_UNAVAILABLE: WITHIN, NO_PEERS: PEERS_WITHIN if PEER_OFFLINE in str(error) else 0.0}
+            limit = {NO_LEADER: WITHIN, NO_PEERS: PEERS_WITHIN if PEER_OFFLINE in str(error) else 0.0}
             if loop.time() >= began + limit.get(error.err_code, 0.0):
                 raise
             await asyncio.sleep(ONE_TRY / 4)
