@@ -9,6 +9,7 @@ import pytest_asyncio
 from derivations import Table, messages
 from patient import PATIENCE, until
 from spark_blocks import quick_driver
+from spark_processes import read_of_each
 
 from capture.errors import PipelineError, SparkError
 from capture.pipelines.upkeep import Upkeep
@@ -231,7 +232,7 @@ async def test_a_function_that_stops_the_session_ends_the_child_and_the_next_run
 
 async def test_the_kernel_kills_sparks_processes_before_the_node(driver, store):
     await table_of(driver, store, "with_order").run([messages(store, "1", bodies(1, a=1))], small_bytes=0)
-    scores = [int(Path(f"/proc/{one}/oom_score_adj").read_text()) for one in members(driver.session)]
+    scores = list(map(int, read_of_each(driver.session, "oom_score_adj").values()))
     assert len(scores) >= 3  # driver, JVM, Python workers
     assert set(scores) == {OOM_SCORE}
     assert int(Path("/proc/self/oom_score_adj").read_text()) < OOM_SCORE

@@ -1,7 +1,6 @@
 """Small files of tables to which rows are added, merged by Spark's driver: each reader has each row once, always."""
 
 import asyncio
-import os
 import random
 import signal
 from collections import Counter
@@ -14,6 +13,7 @@ from derivations import Table, messages
 from pipeline_world import ALL, Killed, World, run_struck
 from pyiceberg.table import StaticTable
 from pyiceberg.table.snapshots import Operation
+from spark_processes import send
 
 from capture.archive.iceberg_state import Expiry, archive_location, folder
 from capture.iceberg import Exposer
@@ -209,15 +209,13 @@ class Struck:
         pids = members(self._driver.session)
         if self._after:
             await self._driver.pack(asked)
-        for one in pids:
-            os.kill(one, signal.SIGKILL if self._after else signal.SIGSTOP)
+        send(pids, signal.SIGKILL if self._after else signal.SIGSTOP)
         if self._after:
             await self._driver.kill()  # the next leader's Spark is another one: wait for the end of this
             raise Killed
         merging = asyncio.create_task(self._driver.pack(asked))
         await asyncio.sleep(0)
-        for one in pids:
-            os.kill(one, signal.SIGKILL)
+        send(pids, signal.SIGKILL)
         return await merging
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,6 +11,7 @@ from followed import NAME, Followed
 from jetstream_ranges import rows_of, source_of
 from patient import PATIENT
 from spark_blocks import QUICK, parquet_block, quick_driver
+from spark_processes import read_of_each
 
 from capture.archive.sequences import Sequences
 from capture.errors import SparkError
@@ -19,7 +19,6 @@ from capture.pipelines.derivation import Following, Held, Input
 from capture.spark import SparkDriver, SparkOptions
 from capture.spark.connection_options import write_options
 from natty import Natty
-from natty.elections.guard import members
 from natty.testing import NatsServer, ServerOptions
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -209,8 +208,8 @@ async def test_a_password_is_in_the_environment_only_and_on_no_command_line(
             await driver.follow(Following(pipeline=NAME, options=given, every=0.1))
             batch = await driver.next_batch(NAME, -1)
             assert Sequences.from_text(batch.sequences) == Sequences.from_range(1, 20)
-            places = [Path(f"/proc/{pid}") for pid in members(driver.session)]
-            assert any(PASSWORD in (one / "environ").read_text() for one in places)
-            assert not any(PASSWORD in (one / "cmdline").read_text() for one in places)
+            environs, commands = (read_of_each(driver.session, name).values() for name in ("environ", "cmdline"))
+            assert any(PASSWORD.encode() in one for one in environs)
+            assert not any(PASSWORD.encode() in one for one in commands)
             await driver.unfollow(NAME)
     assert PASSWORD not in log.read_text()

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from patient import PATIENCE, until
 from spark_blocks import QUICK, group, parquet_block, row
+from spark_processes import read_of_each, send
 
 from capture.errors import PipelineError, SparkError
 from capture.pipelines.derivation import Derivation, Input
@@ -28,17 +29,16 @@ from natty.errors import how_to_install
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
 
-def command_of(process):
-    return Path(f"/proc/{process}/cmdline").read_bytes()
+def commands_of(session):
+    return read_of_each(session, "cmdline")
 
 
 async def test_no_secret_stands_in_a_command_line_or_a_file(driver):
     await driver.ping()
-    running = members(driver.session)
+    running = commands_of(driver.session)
     assert len(running) >= 2
-    lines = [command_of(process) for process in running]
-    assert not any(b"do-not-show-me" in line for line in lines)
-    [java] = [process for process, line in zip(running, lines, strict=True) if b"SparkSubmit" in line]
+    assert not any(b"do-not-show-me" in line for line in running.values())
+    [java] = [process for process, line in running.items() if b"SparkSubmit" in line]
     scratch = Path(f"/proc/{java}/cwd").resolve()
     assert (scratch.stat().st_mode & 0o777, (scratch / "properties").exists()) == (0o700, False)
 
@@ -68,10 +68,9 @@ async def test_a_merge_that_is_cancelled_has_stopped_and_the_next_request_starts
     one, other = (group(parquet_block(store, name, [row(1)]), output=f"table/{name}") for name in ("one", "other"))
     await driver.merge(store.as_uri(), [one])
     session = driver.session
-    workers = [process for process in members(session) if b"pyspark.daemon" in command_of(process)]
+    workers = [process for process, command in commands_of(session).items() if b"pyspark.daemon" in command]
     assert workers
-    for worker in workers:
-        os.kill(worker, signal.SIGSTOP)  # so far a merge gets, and no further
+    send(workers, signal.SIGSTOP)  # so far a merge gets, and no further
     merging = asyncio.create_task(driver.merge(store.as_uri(), [other]))
     await asyncio.sleep(0)
     await driver.ping()  # answered after the merge was taken up
@@ -91,7 +90,7 @@ async def test_a_driver_that_dies_is_said_and_the_next_request_starts_anew(drive
     session = driver.session
     waiting = asyncio.create_task(driver.query("/", {}, "SELECT java_method('java.lang.Thread', 'sleep', 3600000L)"))
     await driver.ping()  # answered after the query was sent
-    [process] = [process for process in members(session) if which in command_of(process)]
+    [process] = [process for process, command in commands_of(session).items() if which in command]
     os.kill(process, signal.SIGKILL)
     with pytest.raises(SparkError, match="Spark's driver has ended"):
         await waiting
@@ -127,7 +126,7 @@ async def test_a_session_starts_from_an_archive_of_classes_that_java_accepts(dri
     await until(lambda: class_data.is_made(java), within=4 * PATIENCE)  # by this session, or a test beside it
     await driver.kill()
     await driver.ping()
-    [line] = [line for line in map(command_of, members(driver.session)) if b"SparkSubmit" in line]
+    [line] = [line for line in commands_of(driver.session).values() if b"SparkSubmit" in line]
     words = line.decode().split("\0")
     [archive] = [word for word in words if word.startswith(("-XX:SharedArchiveFile=", "-XX:AOTCache="))]
     or_fail = "-Xshare:on" if java.version < class_data.AOT_SINCE else "-XX:AOTMode=on"
@@ -217,13 +216,12 @@ async def test_no_process_of_spark_gets_what_it_does_not_need(driver, store, mon
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "needed, too")
     await driver.kill()
     await driver.merge(store.as_uri(), [group(parquet_block(store, "env", [row(1)]), output="table/env")])
-    found = {process: Path(f"/proc/{process}/environ").read_bytes() for process in members(driver.session)}
-    commands = {process: command_of(process) for process in found}
+    found, commands = read_of_each(driver.session, "environ"), commands_of(driver.session)
     for part in (b"spark/__main__.py", b"SparkSubmit", b"pyspark.daemon"):
-        [*some] = [found[process] for process, command in commands.items() if part in command]
+        some = [found[process] for process, command in commands.items() if part in command and process in found]
         assert some
         assert all(b"AWS_ACCESS_KEY_ID=needed, too" in one and b"CAPTURE_KEYS=needed" in one for one in some)
-    assert not [commands[process] for process, environ in found.items() if b"do-not-show-me-either" in environ]
+    assert not [process for process, environ in found.items() if b"do-not-show-me-either" in environ]
     names = ", ".join(
         f"java_method('java.lang.System', 'getenv', '{name}')" for name in (*SECRETS, "AWS_ACCESS_KEY_ID")
     )

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 from consuming import until
-from forgetting import messages_in
-from group_members import LONG, QUICK, consumer, has_state, make, partitioned, publish
-from patient import PATIENT
+from forgetting import TRIES, messages_in
+from group_members import LONG, QUICK, Notes, consumer, has_state, make, partitioned, publish
+from patient import PATIENCE, PATIENT
 
 from natty import ConsumerNotFoundError, DeadLetterOptions, Natty
 from natty.groups import forgotten
@@ -54,6 +54,10 @@ async def hold(natty, group, notes, rounds):
     await publish(natty, group.stream, range(rounds), keys=KEYS)
 
 
+class NotForgottenError(Exception):
+    """The server forgot nothing: a single one does so in one of some hundred queues, three replicas more often."""
+
+
 async def forget(natty, group, notes, member, rounds):
     """Purge k7 while all is held, and let what follows be acknowledged: the server forgets all that is before it."""
 
@@ -70,7 +74,10 @@ async def forget(natty, group, notes, member, rounds):
     assert await natty.purge_stream(group.consumed_stream, subject=in_partition, allow_pending=True) == count
     await natty.publish(subject, b"%d" % rounds)
     notes.gates[subject].set()
-    await until(none_known)
+    try:
+        await until(none_known, within=PATIENCE / TRIES)
+    except TimeoutError as error:
+        raise NotForgottenError from error
     assert await messages_in(natty, group.consumed_stream) == rounds * (KEYS - 1)
 
 
@@ -119,10 +126,17 @@ async def test_a_standby_handles_what_the_server_forgot_before_what_came_later_o
 
 
 @pytest.mark.long
-async def test_a_standby_handles_what_three_replicas_forgot(nats_cluster, natty_name, notes):
+async def test_a_standby_handles_what_three_replicas_forgot(nats_cluster, natty_name):
     async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
-        group = await make(natty, natty_name("ELASTIC"), members=["m1"], num_replicas=3)
-        await taken_over(natty, group, notes)
+        for left in reversed(range(TRIES)):
+            group = await make(natty, natty_name("ELASTIC"), members=["m1"], num_replicas=3)
+            try:
+                await taken_over(natty, group, Notes())
+            except NotForgottenError:
+                if not left:
+                    raise
+            else:
+                break
 
 
 async def test_what_a_handler_puts_back_and_the_server_forgot_comes_again_to_an_automatic_member(
