@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
@@ -20,12 +20,10 @@ from capture.archive.chain import HeadReader
 from capture.archive.iceberg_state import Exposable, folder
 from capture.archive.table import Table as Committed
 from capture.stores.contract import Store
-from capture.stores.stored_file import StoredFile
+from capture.stores.stored_file import StoredFile, run_on_loop
 
 READ_AHEAD = 1024 * 1024
 """The fewest bytes that are read from a file at once."""
-
-Answer = TypeVar("Answer")
 
 
 class ArchiveCatalog(NoopCatalog):
@@ -87,7 +85,7 @@ class ArchiveCatalog(NoopCatalog):
         async def read() -> Exposable:
             return await chain.read(store, await head(), self._kind)
 
-        return _run_on_loop(read(), self._loop)
+        return run_on_loop(read(), self._loop)
 
 
 class StoreFiles(FileIO):
@@ -116,18 +114,13 @@ class _StoredFile(InputFile):
         self._store, self._path, self._loop = store, path, loop
 
     def __len__(self) -> int:
-        found = [one.bytes for one in _run_on_loop(self._store.list(self._path), self._loop) if one.path == self._path]
+        found = [one.bytes for one in run_on_loop(self._store.list(self._path), self._loop) if one.path == self._path]
         if not found:
             raise FileNotFoundError(self.location)
         return found[0]
 
     def exists(self) -> bool:
-        return any(one.path == self._path for one in _run_on_loop(self._store.list(self._path), self._loop))
+        return any(one.path == self._path for one in run_on_loop(self._store.list(self._path), self._loop))
 
     def open(self, seekable: bool = True) -> Any:
         return io.BufferedReader(StoredFile(self._store, self._path, len(self), self._loop), READ_AHEAD)
-
-
-def _run_on_loop(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:
-    """Run a coroutine on the loop from another thread. Return its result."""
-    return asyncio.run_coroutine_threadsafe(question, loop).result()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, NoReturn, Self
 
@@ -75,7 +77,9 @@ class SmallObjects:
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
     """Objects by their paths, with their sizes. They are read on the event loop on which this was made.
 
-    That loop must not be blocked. `failed` is the first error of a read: C++ reports it as text only.
+    That loop must not be blocked. `failed` is the first error of a read: C++ reports it as text only. An async context
+    manager: its exit cancels all reads, and returns when no thread reads any more; later reads raise OSError. Arrow's
+    threads go on reading when a query has failed, and Python does not end while one of them waits for a loop.
     """
 
     failed: CaptureError | None = None
@@ -84,6 +88,48 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
         self._store = store
         self._sizes = sizes
         self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._readers = 0  # threads
+        self._over = False
+        self._requests: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with self._lock:
+            self._over = True
+        while self._readers:
+            await cancel_all(self._requests)
+            await asyncio.sleep(0.001)
+
+    @property
+    def url(self) -> str:
+        """Where the objects are."""
+        return self._store.url
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`, fewer where the object ends. Raises what the ranges raise."""
+        request = asyncio.current_task()
+        assert request is not None
+        self._requests.add(request)
+        try:
+            return await self._store.get_range(path, start, length)
+        finally:
+            self._requests.discard(request)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Count a thread that reads. OSError after the end."""
+        with self._lock:
+            if self._over:
+                raise OSError(f"the query is over: {self.url} is not read any more")
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
 
     def get_type_name(self) -> str:
         """Return the name of the file system."""
@@ -98,7 +144,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
 
     def open_input_file(self, path: str) -> NativeFile:
         """Return an object as a file that can be read at any position."""
-        return PythonFile(_Noting(self, self._store, path, self._sizes[path], self._loop), mode="r")
+        return PythonFile(_Noting(self, path, self._sizes[path], self._loop), mode="r")
 
     def open_input_stream(self, path: str) -> NativeFile:
         """Return an object as a file that is read from its beginning."""
@@ -109,7 +155,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
         return path
 
     def _refuse(self, *arguments: Any) -> NoReturn:
-        raise OSError(f"{self._store.url} is opened read-only")
+        raise OSError(f"{self.url} is opened read-only")
 
     get_file_info_selector = open_output_stream = open_append_stream = copy_file = move = _refuse
     create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
@@ -123,13 +169,14 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
 class _Noting(StoredFile):
     """Keeps the first error in the file system."""
 
-    def __init__(self, files: StoreFiles, *of: Any) -> None:
-        super().__init__(*of)
+    def __init__(self, files: StoreFiles, path: str, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(files, path, size, loop)
         self._files = files
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return super().readinto(buffer)
+            with self._files._reading():
+                return super().readinto(buffer)
         except CaptureError as error:
             self._files.failed = self._files.failed or copy(error)  # a copy without the traceback, which C++ keeps
             raise

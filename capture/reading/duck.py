@@ -130,7 +130,8 @@ class _Archive:
         plain = [share.stored for share in plan if _is_readable(share)]
         sizes = {one.path: one.bytes for one in plain}
         contents = await self._check(self._store, plain) if self._check and plain else self._store
-        files = StoreFiles(await self._stack.enter_async_context(SmallObjects(contents, sizes)), sizes)
+        small = await self._stack.enter_async_context(SmallObjects(contents, sizes))
+        files = await self._stack.enter_async_context(StoreFiles(small, sizes))
         self._files.append(files)
         prefix = self._folder / f"{next(self._number)}"
         children = [await _merge_rest(self._store, rest, prefix, self._keys), _dataset(files, plain)]

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+LOOK_EVERY = 1.0  # seconds between two looks whether a loop still runs, while a thread waits for it
+
+Answer = TypeVar("Answer")
+
+
+def run_on_loop(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:
+    """Run a coroutine on a loop from another thread, and return its result. RuntimeError: the loop was closed.
+
+    A loop that stops as the thread asks never begins the coroutine.
+    """
+    future = asyncio.run_coroutine_threadsafe(question, loop)
+    while True:
+        try:
+            return future.result(LOOK_EVERY)
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            if loop.is_closed():
+                raise RuntimeError("the event loop was closed during a read") from None
 
 
 class Positioned(io.RawIOBase):
@@ -48,7 +69,8 @@ class Ranges(Protocol):
 class StoredFile(Positioned):
     """An object of a store as a file, for libraries that read files. It is read by a thread other than the loop's.
 
-    `loop` runs the store's requests, by default the running one; it must not be blocked. Raises what the store raises.
+    `loop` runs the store's requests, by default the running one; it must not be blocked. Raises what the store raises,
+    and RuntimeError if the loop was closed.
     """
 
     def __init__(self, store: Ranges, path: str, size: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -64,8 +86,7 @@ class StoredFile(Positioned):
         wanted = max(0, min(len(buffer), self._size - self._at))
         if not wanted:
             return 0
-        asked = self._store.get_range(self._path, self._at, wanted)
-        data = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        data = run_on_loop(self._store.get_range(self._path, self._at, wanted), self._loop)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

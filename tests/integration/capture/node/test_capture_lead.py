@@ -235,6 +235,9 @@ async def test_the_leaders_work_ends_with_its_term_and_leaves_no_spark(
             await stored(store, count - 1, count)
             await compacted(count)
         token = election.term.token
+        async with asyncio.timeout(PATIENCE):
+            while not duty.compaction.runs:  # it is noted after the commit
+                await asyncio.sleep(0.02)
         run = duty.compaction.runs[-1]
         assert (run.error, run.rows >= run.inputs > 0, run.outputs) == ("", True, 1)
         natty_proxy.half_open()

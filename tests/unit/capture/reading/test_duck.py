@@ -1,11 +1,14 @@
+import asyncio
 import math
 import subprocess
 import sys
+import traceback
 from uuid import uuid4
 
 import pytest
 from archived import GRACE, STREAM, Archived, Settled, records, store_block
 from msgspec.structs import replace
+from patient import PATIENCE
 
 from capture.archive.encryption import Keys
 from capture.archive.index import tree
@@ -15,6 +18,7 @@ from capture.errors import ConfigError, FormatError, NotStoredError, QueryError
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
+from capture.reading import arrowfs
 from capture.reading.ddl import fields
 from capture.reading.duck import query
 from capture.reading.inventory import take_inventory
@@ -196,6 +200,47 @@ async def test_what_the_store_says_of_an_object_is_the_error_and_no_traceback(st
     one = await store_block(store, [1, 2, 3])
     with pytest.raises(NotStoredError, match=f"^there is no blocks/gone in {store.url}$"):
         await query(store, [replace(one, path="blocks/gone")], "SELECT count(*) FROM messages")
+
+
+def count_reading_threads():
+    """Return how many threads are in `StoredFile.readinto`."""
+    stacks = (traceback.extract_stack(frame) for frame in sys._current_frames().values())
+    return sum(any(one.name == "readinto" for one in stack) for stack in stacks)
+
+
+async def test_no_thread_waits_for_the_loop_when_a_query_has_failed(store, monkeypatch):
+    """Python does not end while a thread of Arrow waits, and Arrow has few of them."""
+    gone, slow = [await store_block(store, sequences) for sequences in ([1, 2, 3], [4, 5, 6])]
+    both = asyncio.Event()
+
+    class Contents:
+        url = store.url
+
+        async def get_range(self, path, start, length):
+            if path == slow.path:
+                both.set()
+                await asyncio.Event().wait()
+            await both.wait()
+            raise NotStoredError(f"there is no {path} in {self.url}")
+
+    async def check(store, objects):
+        return Contents()
+
+    monkeypatch.setattr(arrowfs, "SMALL_BYTES", -1)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(NotStoredError, match=f"^there is no {gone.path} in"):
+            await query(store, [gone, slow], "SELECT sum(time_ns) FROM messages", check=check)
+    assert both.is_set()
+    assert count_reading_threads() == 0
+
+
+async def test_a_file_of_a_query_that_is_over_is_not_read(store):
+    block = await store_block(store, [1, 2, 3])
+    async with arrowfs.StoreFiles(store, {block.path: block.bytes}) as files:
+        file = files.open_input_file(block.path)
+        assert await asyncio.to_thread(file.read_at, 4, 0) == b"PAR1"
+    with pytest.raises(OSError, match="the query is over"):
+        await asyncio.to_thread(file.read_at, 4, 0)
 
 
 @pytest.mark.long
