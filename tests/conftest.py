@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
     files = sorted({item.path for item in items})
     place = {}
     for computes in (True, False):
-        some = [path for path in files if (UNIT in path.parents) is computes]
+        some = [path for path in files if (UNIT in path.parents or path.parent == UNIT.parent) is computes]
         place |= {path: number / len(some) for number, path in enumerate(some)}
     items.sort(key=lambda item: (place[item.path], item.path))
 
