@@ -56,10 +56,8 @@ _NOT_ENABLED = "JetStream is not enabled on this server or account; put `jetstre
 _LEADERLESS = "the cluster's JetStream has no leader: try again, and check that more than half of its servers run"
 SEND_AGAIN, ASK_AGAIN = 1.0, 1.0  # seconds without an ack before a message with an id, or a question, is sent again
 UNKNOWN = ""  # the stream of a publish without an ack: subjects do not say
-_QUESTIONS = (
-    "INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET.",
-    "CONSUMER.INFO.", "CONSUMER.NAMES.", "CONSUMER.LIST.",
-)  # fmt: skip
+_ABOUT_ALL = ("INFO", "STREAM.NAMES", "STREAM.LIST")
+_QUESTIONS = (*_ABOUT_ALL, "STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.", "CONSUMER.NAMES.", "CONSUMER.LIST.")
 
 
 class PubAck(msgspec.Struct, frozen=True):
@@ -122,8 +120,7 @@ class JetStream:
     """JetStream's API as on the wire: natty is built on it, and you can use it where natty has no method."""
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        config = connection.config
+        self.connection, config = connection, connection.config
         self.prefix = config.api_prefix or (f"$JS.{config.domain}.API" if config.domain else OWN_API)
         self._outcomes: dict[str, _Outcomes] = {}  # of awaited publishes, by stream
 
@@ -151,13 +148,15 @@ class JetStream:
             text = f"{feature} needs nats-server {need.text_for(have)} or later and this one is {text_of(have)}"
             raise UnsupportedError(f"{text}: upgrade it")
 
-    async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
+    async def request(
+        self, subject: str, body: Any = None, *, timeout: float | None = None, led: bool = False
+    ) -> dict[str, Any]:
         """Call the API, `subject` without the prefix. Raises the error of the answer by its number, see `errors`.
 
         Requests that only read are sent again until `timeout`: every second, after a reconnect, and while the cluster
-        has no leader. ConfigError for a number that a server can't hold; BadSubjectError for a name that is not one
-        word; JetStreamNotEnabledError if no server answers, DomainUnreachableError if the API is that of another domain
-        or account; RequestTimeoutError.
+        has no leader; with `led`, also while a stream has none and followers answer. ConfigError for a number that a
+        server can't hold; BadSubjectError for a name that is not one word; JetStreamNotEnabledError if no server
+        answers, DomainUnreachableError if the API is another domain's or account's; RequestTimeoutError.
         """
         check_numbers(body)
         if not all(subject.split(".")):
@@ -170,7 +169,10 @@ class JetStream:
         deadline = loop.time() + remaining
         while True:
             try:
-                return await self._request(subject, data, remaining, ASK_AGAIN)
+                answer = await self._request(subject, data, remaining, ASK_AGAIN)
+                if not led or not (cluster := answer.get("cluster")) or cluster.get("leader"):
+                    return answer
+                raise _error(_Refusal(UNAVAILABLE, NO_LEADER), subject)
             except (NotConnectedError, JetStreamError) as error:
                 remaining = deadline - loop.time() - RETRY_DELAY
                 may_pass = isinstance(error, NotConnectedError) or error.err_code == NO_LEADER
@@ -265,8 +267,7 @@ class JetStream:
         if headers and TTL in headers:  # an older server would store it forever
             self.require("a message's ttl")
         repeatable = bool(headers and MESSAGE_ID in headers)
-        loop = asyncio.get_running_loop()
-        timeout = self.connection.config.timeout if timeout is None else timeout
+        loop, timeout = asyncio.get_running_loop(), self.connection.config.timeout if timeout is None else timeout
         deadline = loop.time() + timeout
         block = encode_headers(headers) if headers else b""
         while True:
@@ -339,8 +340,7 @@ class JetStream:
         it has the nonce. WrongLastSequenceError if another writer was first; RequestTimeoutError if it stays in doubt.
         Protocol: ADR-8 (`Nats-Expected-Last-Subject-Sequence`).
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        deadline = (loop := asyncio.get_running_loop()).time() + timeout
         all_headers = {"Nats-Expected-Last-Subject-Sequence": str(expected), "Natty-Nonce": nonce, **(headers or {})}
         while True:
             remaining = max(0.001, deadline - loop.time())

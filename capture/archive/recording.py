@@ -336,9 +336,9 @@ async def _refresh(natty: Natty, name: str, record: StreamRecord, now: float) ->
     """Return the updated record. Requests consumers first, so that they are never ahead of the stream."""
     try:
         consumers = await all_consumers(natty.jetstream, name)
-        info, deleted = await natty.jetstream.request(f"STREAM.INFO.{name}"), None
+        info, deleted = await natty.jetstream.request(f"STREAM.INFO.{name}", led=True), None
         if is_unaware(record, info["state"], now):
-            info = await natty.jetstream.request(f"STREAM.INFO.{name}", {"deleted_details": True})
+            info = await natty.jetstream.request(f"STREAM.INFO.{name}", {"deleted_details": True}, led=True)
             deleted = Sequences.from_iterable(info["state"].pop("deleted", None) or ())
     except StreamNotFoundError:
         return record

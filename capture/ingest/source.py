@@ -15,6 +15,7 @@ from capture.ingest.record import Delivered
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
+from natty.streams import led_info
 from natty.wire.background import cancel_all, keep_up, wait_until_set
 from natty.wire.repeated import Repeated
 
@@ -30,13 +31,16 @@ UNAVAILABLE = 503  # the status during an election of the server's leaders
 BEATS = 3  # in an `ack_wait`; messages are kept alive from their second beat on: after two thirds of it at the latest
 
 
-async def stream_info(natty: Natty, stream: str, *, timeout: float | None = None) -> dict[str, Any]:
-    """Return the server's information about the stream. Raises StreamNotFoundError, BadNameError.
+async def stream_info(
+    natty: Natty, stream: str, *, created: str = "", least: int = 0, timeout: float | None = None
+) -> dict[str, Any]:
+    """Return what the stream's leader says about it; the options are those of `led_info`.
 
-    `timeout` is in seconds; None for the client's.
+    Raises StreamNotFoundError, BadNameError, and JetStreamError if it has no leader.
     """
+    name = check_name("stream", stream)
     try:
-        return await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}", timeout=timeout)
+        return {**await led_info(natty.jetstream, name, created=created, least=least, timeout=timeout)}
     except StreamNotFoundError as error:
         raise StreamNotFoundError(
             f"there is no stream {stream!r} on this server: create it, or name another with --stream",

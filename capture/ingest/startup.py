@@ -21,6 +21,7 @@ from natty.errors import (
     TLSClosedError,
     TLSError,
 )
+from natty.streams.refusal import NO_PEERS
 
 START_TIMEOUT = 86_400.0  # seconds that a start waits
 FIRST_PAUSE = 0.25  # seconds before the second attempt; doubled for each further one
@@ -39,11 +40,14 @@ T = TypeVar("T")
 def may_pass(error: Exception) -> bool:
     """Return whether waiting may help: the server or the store is not reachable, overloaded, full, or without a leader.
 
+    Also if servers are missing that replicas could be on.
+
     It does not help if a person must change something: credentials, certificates, permissions, a missing bucket or
     stream, an archive of another stream, or any other fault of the configuration.
     """
     if isinstance(error, JetStreamError):
-        return error.code == UNAVAILABLE and not isinstance(error, JetStreamNotEnabledError)
+        unavailable = error.code == UNAVAILABLE or error.err_code == NO_PEERS
+        return unavailable and not isinstance(error, JetStreamNotEnabledError)
     if isinstance(error, TLSError):
         return isinstance(error, TLSClosedError)
     return isinstance(error, _MAY_PASS) and not isinstance(error, _STAY)

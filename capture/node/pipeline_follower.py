@@ -278,9 +278,12 @@ class PipelineFollower:
         self._doubt()
         return True
 
-    async def _look(self, stream: str) -> StreamFacts:
-        """Return the facts of the stream. CaptureError if it is not the one that was captured; NattyError."""
-        info = await stream_info(self.natty, stream)
+    async def _look(self, stream: str, least: int = 0) -> StreamFacts:
+        """Return the facts of the stream; `least` as for `led_info`. NattyError.
+
+        CaptureError if it is not the stream that was captured.
+        """
+        info = await stream_info(self.natty, stream, created=self._created, least=least)
         check_same(stream, self._created, info)
         return StreamFacts.of(info)
 
@@ -340,7 +343,7 @@ class PipelineFollower:
 
     async def _check_stream(self, stream: str, last: int) -> None:
         """Raise CaptureError unless the stream is the one that was captured, and has not ended before `last`."""
-        facts = await self._look(stream)
+        facts = await self._look(stream, last)
         if facts.last < last:
             raise CaptureError(
                 f"stream {stream} ends at {facts.last:,}, and message {last:,} of it was read: it was restored to an"

@@ -74,7 +74,7 @@ async def check_unchanged(natty: Natty, stream: StreamFacts) -> None:
 
     Like direct gets it waits GIVE_UP for a server that is restarted.
     """
-    info = await stream_info(natty, stream.name, timeout=GIVE_UP)
+    info = await stream_info(natty, stream.name, created=stream.created, least=stream.last, timeout=GIVE_UP)
     check_same(stream.name, stream.created, info)
     if (last := info["state"]["last_seq"]) < stream.last:
         raise CaptureError(

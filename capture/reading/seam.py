@@ -114,7 +114,7 @@ class Crossing:
         if archived := sequences_of(sources.objects):
             begin = min(begin, archived.first)
             if archived.last > self._target:
-                self._target = (await self._captured.info())["state"]["last_seq"]
+                self._target = (await self._captured.info(archived.last))["state"]["last_seq"]
             check_end(self._captured.stream, archived, self._target)
         self.position = max(self.position, begin - 1)
 

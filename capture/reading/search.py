@@ -45,9 +45,12 @@ class CapturedStream:
         """The stream's name."""
         return self.config.stream
 
-    async def info(self) -> dict[str, Any]:
-        """Return the server's information about the stream. StreamNotFoundError; CaptureError if it is another one."""
-        info = await stream_info(self.natty, self.stream)
+    async def info(self, least: int = 0) -> dict[str, Any]:
+        """Return what the stream's leader says about it; `least` as for `led_info`.
+
+        StreamNotFoundError; CaptureError if it is another stream.
+        """
+        info = await stream_info(self.natty, self.stream, created=self.created, least=least)
         if self.created:
             check_same(self.stream, self.created, info)
         return info

@@ -26,6 +26,7 @@ from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
 from natty.names import check_name
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions
+from natty.streams import led_info
 from natty.wire.servers import NEEDS
 
 BATCHES = NEEDS["several direct gets at once"]
@@ -67,9 +68,10 @@ class StreamRange:
         return f"{type(self).__name__}({self.stream.name}, {self.first}–{self.last})"
 
 
-async def stream_facts(natty: Natty, stream: str) -> StreamFacts:
-    """Return the facts that the stream's leader reports. StreamNotFoundError."""
-    return StreamFacts.of(await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}"))
+async def stream_facts(natty: Natty, stream: str, *, created: str = "", least: int = 0) -> StreamFacts:
+    """Return the facts that the stream's leader reports; the options are those of `led_info`. StreamNotFoundError."""
+    name = check_name("stream", stream)
+    return StreamFacts.of(await led_info(natty.jetstream, name, created=created, least=least))
 
 
 async def read_range(

@@ -120,7 +120,7 @@ async def _follow_on(objects: list[Stored], search: Search, stream: StreamFacts)
     captured = search.captured
     held = sequences_of(one for one in objects if one.stream == captured.stream)
     if held and held.last > stream.last:  # they were stored after the stream's state was read
-        stream = replace(stream, last=StreamFacts.of(await captured.info()).last)
+        stream = replace(stream, last=StreamFacts.of(await captured.info(held.last)).last)
         check_end(captured.stream, held, stream.last)
         stream = replace(stream, last=held.last)
     return Tail(captured, stream, Sequences.from_range(stream.first, stream.last) - held, search)

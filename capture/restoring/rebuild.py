@@ -35,6 +35,7 @@ from natty import JetStreamError, Natty
 from natty.config.units import write_count
 from natty.errors import RequestTimeoutError
 from natty.names import check_name
+from natty.streams import stream_state
 from natty.streams.listing import all_streams
 
 REMOVED_WITHIN = 1.0  # seconds in which a server removes the files of a deleted stream, as a rule
@@ -119,7 +120,7 @@ async def _restore(natty: Natty, plan: Plan, store: Store, keys: Keys | None, on
         await try_replicas(natty, making)
         async with aclosing(_pieces(plan, store, keys, count)) as pieces:
             await upload(natty, making | {"num_replicas": 1}, plan.state(), pieces)
-        state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
+        state = await stream_state(natty.jetstream, plan.name)
         if state["messages"] > sent and not plan.config.get("mirror"):
             reason = f"the server has {state['messages']:,} messages, and {sent:,} were sent"
             raise LeftoverFilesError(plan.name, reason)

@@ -27,6 +27,7 @@ from capture.restoring.uptake import HIDDEN, give_up, incomplete_config, remove_
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack
+from natty.streams import stream_state
 from natty.wire.message import Batch, Outgoing, status_of
 
 WINDOW = 4096  # messages without an ack
@@ -110,7 +111,7 @@ async def rebuild_published(
             await natty.jetstream.request(
                 f"CONSUMER.CREATE.{plan.name}.{one['config']['name']}", _consumer_request(plan, one)
             )
-        state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
+        state = await stream_state(natty.jetstream, plan.name)
         if state["last_seq"] != plan.last or state["messages"] != plan.messages:
             raise RestoreError(
                 f"the server has {state['messages']:,} messages up to sequence {state['last_seq']}, and not"

@@ -14,6 +14,7 @@ from natty.elections.term import READ_TIMEOUT, Term
 from natty.errors import BadRecordError, BucketNotFoundError, NattyError
 from natty.jetstream import JetStream
 from natty.kv.json_records import Text, UnixTime, Whole, decode
+from natty.streams import stream_state
 
 KEPT = 30 * 24 * 3600  # seconds
 _TOKEN = re.compile(r"[0-9]{1,20}")
@@ -58,10 +59,10 @@ async def trail(jetstream: JetStream, subjects: Subjects, *, last: int = 20) -> 
     Logs and skips a note that can't be read.
     """
     try:
-        answer = await jetstream.request(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": subjects.term("*")})
+        state = await stream_state(jetstream, subjects.stream, subjects=subjects.term("*"))
     except BucketNotFoundError:
         return []
-    ends = (subject.rpartition(".")[2] for subject in answer["state"].get("subjects") or {})
+    ends = (subject.rpartition(".")[2] for subject in state.get("subjects") or {})
     tokens = sorted(int(end) for end in ends if _TOKEN.fullmatch(end))
     notes: list[TermNote] = []
     for token in tokens[-last:]:

@@ -21,6 +21,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv.json_records import decode
+from natty.streams import stream_state
 from natty.wire.background import wait_until_set
 from natty.wire.message import Batch
 
@@ -157,10 +158,10 @@ async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: s
 async def elections(jetstream: JetStream, bucket: str) -> list[str]:
     """Return the names of the elections in a bucket that ever had a leader, sorted."""
     try:
-        answer = await jetstream.request(f"STREAM.INFO.KV_{bucket}", {"subjects_filter": f"$KV.{bucket}.>"})
+        state = await stream_state(jetstream, f"KV_{bucket}", subjects=f"$KV.{bucket}.>")
     except BucketNotFoundError:
         return []
     prefix = f"$KV.{bucket}."
-    found = answer["state"].get("subjects") or {}
+    found = state.get("subjects") or {}
     names = (name[len(prefix) : -len(".epoch")] for name in found if name.endswith(".epoch"))
     return sorted(name for name in names if LEASE_KEY.fullmatch(name))

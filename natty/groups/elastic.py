@@ -13,7 +13,7 @@ from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.groups.records import ElasticRecord
 from natty.groups.settings import check_member, transforms, work_queue, work_queue_settings
 from natty.jetstream import STREAM_EXISTS
-from natty.streams import delete_stream
+from natty.streams import delete_stream, stream_state
 from natty.streams.origins import refuse_lossy_sources
 
 _BAD_TRANSFORM = (10146, 10147)  # it can't be parsed; two of them match the same subjects
@@ -225,10 +225,9 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
     async def count_buffered(self) -> int | None:
         """Return the number of unacknowledged messages in the work queue; None if it is missing."""
         try:
-            answer = await self._jetstream.request(f"STREAM.INFO.{self.consumed_stream}")
+            return (await stream_state(self._jetstream, self.consumed_stream))["messages"]
         except StreamNotFoundError:
             return None
-        return int(answer["state"]["messages"])
 
     def _require_unmapped(self, record: ElasticRecord) -> ElasticRecord:
         if record.mappings:

@@ -222,7 +222,7 @@ class Ordered:
             self._delete(consumer)  # the stream was created again in between: the consumer may be on either
 
     async def _info(self) -> dict[str, Any]:
-        return await self._jetstream.request(f"STREAM.INFO.{self.stream}")
+        return await self._jetstream.request(f"STREAM.INFO.{self.stream}", led=True)
 
     async def _create_consumer(self) -> tuple[str, int]:
         name = f"natty_{uuid.uuid4().hex}"

@@ -26,6 +26,7 @@ from natty.streams.info import (
     StreamInfo,
     StreamState,
     consumer_info,
+    led_info,
     stream_info,
     stream_state,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "ensure_stream",
     "load_streams",
     "message",
+    "led_info",
     "pause_consumer",
     "plan",
     "plan_consumer",

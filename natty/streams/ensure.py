@@ -28,11 +28,11 @@ from natty.streams.info import PauseAnswer, ServerConsumerConfig, ServerStreamCo
 from natty.streams.nearest import naming_nearest
 from natty.streams.origins import refuse_lossy_sources
 from natty.streams.planning import CONSUMER, STREAM, Plan, list_differing, plan
-from natty.streams.refusal import NO_PEERS, PEER_OFFLINE, explaining_refusal
+from natty.streams.refusal import explaining_refusal, misses_peers
 from natty.streams.schema import ConsumerConfig, StreamConfig, with_version
 
 WITHIN = 30.0  # seconds for an answer: a cluster may need that long to elect a leader
-PEERS_WITHIN = 10.0  # seconds for servers that are away: one that restarts, or is slow for a moment, is back by then
+PEERS_WITHIN = 15.0  # seconds for servers that are away: one that has just started hears of the others every 10 s
 ONE_TRY = 2.0  # seconds before an unanswered request is sent again
 ROUNDS = 5  # of reading, comparing and changing, while other clients change the same
 _CONSUMER_EXISTS = 10148
@@ -393,7 +393,7 @@ async def _ask(jetstream: JetStream, subject: str, body: Any = None) -> dict[str
             if loop.time() >= began + WITHIN or not jetstream.connection.supervised:
                 raise
         except JetStreamError as error:
-            limit = {NO_LEADER: WITHIN, NO_PEERS: PEERS_WITHIN if PEER_OFFLINE in str(error) else 0.0}
-            if loop.time() >= began + limit.get(error.err_code, 0.0):
+            limit = WITHIN if error.err_code == NO_LEADER else PEERS_WITHIN if misses_peers(error) else 0.0
+            if loop.time() >= began + limit:
                 raise
             await asyncio.sleep(ONE_TRY / 4)

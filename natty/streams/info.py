@@ -5,6 +5,7 @@ These types describe the JSON documents of nats-server 2.10 to 2.15. Keys withou
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Required, TypedDict, cast
 
@@ -25,6 +26,9 @@ from natty.streams.schema import (
     StreamSource,
     SubjectTransform,
 )
+
+STALE_FOR = 20.0  # seconds: a leader that was cut off and replaced answered for up to 17.8 s
+LOOK_AGAIN = 0.25  # seconds between two requests for an answer of the leader
 
 
 class ServerConsumerLimits(TypedDict, total=False):
@@ -241,8 +245,31 @@ class PauseAnswer(TypedDict, total=False):
 
 
 async def stream_info(jetstream: JetStream, name: str, *, timeout: float | None = None) -> StreamInfo:
-    """Return configuration and state of a stream. StreamNotFoundError."""
+    """Return configuration and state of a stream. StreamNotFoundError.
+
+    `cluster` has no `leader` if a follower answers, whose state may be behind: see `led_info`.
+    """
     return cast("StreamInfo", await jetstream.request(f"STREAM.INFO.{name}", timeout=timeout))
+
+
+async def led_info(
+    jetstream: JetStream, name: str, *, created: str = "", least: int = 0, timeout: float | None = None
+) -> StreamInfo:
+    """Return configuration and state of a stream as its leader reports them.
+
+    While a stream has no leader its followers answer, each with what it has: these answers are ignored. A leader that
+    was cut off and replaced may report an earlier end than the stream has. So if it ends before `least`, a sequence
+    that the stream created at `created` has had, this asks again for STALE_FOR seconds.
+
+    JetStreamError if the stream has no leader for `timeout` seconds, the client's by default; StreamNotFoundError.
+    """
+    loop = asyncio.get_running_loop()
+    stale_until = loop.time() + STALE_FOR
+    while True:
+        info = cast("StreamInfo", await jetstream.request(f"STREAM.INFO.{name}", timeout=timeout, led=True))
+        if info["state"]["last_seq"] >= least or info["created"] != created or loop.time() >= stale_until:
+            return info
+        await asyncio.sleep(LOOK_AGAIN)
 
 
 async def consumer_info(
@@ -260,7 +287,8 @@ async def subject_counts(jetstream: JetStream, stream: str, pattern: str) -> tup
     counts: dict[str, int] = {}
     seen, last = 0, sys.maxsize
     while True:
-        answer = await jetstream.request(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": seen})
+        body = {"subjects_filter": pattern, "offset": seen}
+        answer = await jetstream.request(f"STREAM.INFO.{stream}", body, led=True)
         page = answer["state"].get("subjects") or {}
         counts |= page
         seen, last = seen + len(page), min(last, answer["state"]["last_seq"])
@@ -269,11 +297,11 @@ async def subject_counts(jetstream: JetStream, stream: str, pattern: str) -> tup
 
 
 async def stream_state(jetstream: JetStream, name: str, *, deleted: bool = False, subjects: str = "") -> StreamState:
-    """Return the state of a stream. StreamNotFoundError.
+    """Return the state of a stream as its leader reports it. StreamNotFoundError; JetStreamError if it has none.
 
     With `deleted`, also the sequences deleted between its first and last message; with `subjects`, a pattern, also the
     number of messages of each subject that matches.
     """
     body = ({"deleted_details": True} if deleted else {}) | ({"subjects_filter": subjects} if subjects else {})
-    answer = await jetstream.request(f"STREAM.INFO.{name}", body or None)
+    answer = await jetstream.request(f"STREAM.INFO.{name}", body or None, led=True)
     return cast("StreamState", answer["state"])

@@ -20,7 +20,7 @@ from natty.jetstream import JetStream
 from natty.names import check_name, check_pattern
 from natty.streams.conversion import stream_config_of
 from natty.streams.ensure import create_replicated
-from natty.streams.info import ServerStreamConfig, SourceInfo, StreamInfo, stream_info
+from natty.streams.info import ServerStreamConfig, SourceInfo, StreamInfo, led_info, stream_info
 from natty.streams.listing import all_streams, stream_names
 from natty.streams.nearest import naming_nearest
 from natty.streams.schema import StreamSource
@@ -224,7 +224,7 @@ async def promote(
     missing or a live origin elsewhere takes the same subjects. UnsupportedError if the server is too old.
     """
     async with naming_nearest(jetstream, name):
-        info = await stream_info(jetstream, check_name("stream", name))
+        info = await led_info(jetstream, check_name("stream", name))
     config = info["config"]
     if not config.get("mirror"):
         raise PromotionRefusedError(f"stream {name} is not a mirror; `natty stream mirror ls` lists them")

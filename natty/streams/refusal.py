@@ -13,8 +13,8 @@ from natty.names import overlap
 from natty.streams.listing import all_streams
 
 NO_PEERS = 10005
-PEER_OFFLINE = "peer offline"
-"""In the text of NO_PEERS: the server has lost sight of one that it needs, maybe for a moment."""
+_AWAY = ("peer offline", "miscellaneous issue")
+"""In the text of NO_PEERS: the server does not see one that it needs, or has not heard of it since it started."""
 _NO_MEMORY = 10028
 _NO_STORAGE = 10047
 _OVERLAP = 10065
@@ -30,17 +30,22 @@ async def explaining_refusal(jetstream: JetStream, config: Mapping[str, Any]) ->
         text = (
             await _describe_overlap(jetstream, config)
             if error.err_code == _OVERLAP
-            else sentence(error.err_code, config, is_away=PEER_OFFLINE in str(error))
+            else sentence(error.err_code, config, is_away=misses_peers(error))
         )
         if not text:
             raise
         raise type(error)(f"stream {config['name']}: {text}", code=error.code, err_code=error.err_code) from error
 
 
+def misses_peers(error: JetStreamError) -> bool:
+    """Return whether the server refused because it does not see servers that it needs, maybe for a moment."""
+    return error.err_code == NO_PEERS and any(text in str(error) for text in _AWAY)
+
+
 def sentence(err_code: int, config: Mapping[str, Any], *, is_away: bool = False) -> str:
     """Return the text for a refused configuration; empty if the server's own text is the best.
 
-    `is_away`: the server says that others are offline.
+    `is_away`: the server does not see others that it needs.
     """
     size, placement = show_size(max(0, config.get("max_bytes", 0))), config.get("placement") or {}
     if err_code in (_NO_MEMORY, _NO_STORAGE):
@@ -52,7 +57,7 @@ def sentence(err_code: int, config: Mapping[str, Any], *, is_away: bool = False)
         wanted = [f"cluster {placement['cluster']}"] if placement.get("cluster") else []
         wanted += [f"tag {tag}" for tag in placement.get("tags") or []]
         where = f" with {', '.join(wanted)}" if wanted else ""
-        why = ": others are offline" if is_away else ""
+        why = ": others are offline, or have just started" if is_away else ""
         return f"there are not {config.get('num_replicas', 1)} servers{where} that could take it{why}"
     return ""
 

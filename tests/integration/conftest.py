@@ -79,6 +79,10 @@ class Fleet:
         """Return the file of what a node says."""
         return self.folder / f"{node}.log"
 
+    def logs(self):
+        """Return the last of what each node said."""
+        return "\n".join(f"{path.name}:\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
+
     async def said(self, node, words, times=1):
         """Wait until a node has said something so often."""
         async with asyncio.timeout(2 * PATIENCE):
@@ -123,8 +127,7 @@ class Fleet:
                 if condition(state):
                     return state
             await asyncio.sleep(every)
-        logs = "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
-        raise AssertionError(f"not within {within} s; the consumer: {state}\n{logs}")
+        raise AssertionError(f"not within {within} s; the consumer: {state}\n{self.logs()}")
 
     async def until_all_acked(self, last, within=PATIENCE):
         """Wait until every sequence up to `last` is acknowledged."""

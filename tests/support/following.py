@@ -89,7 +89,7 @@ class BatchDeriver(ArrowDeriver):
 class Follower(PipelineFollower):
     """Its stream is in memory. `asks` are the requests of operators."""
 
-    async def _look(self, stream):
+    async def _look(self, stream, least=0):
         facts = self.deriver.stream.facts
         check_same(stream, self._created, {"created": facts.created})
         return facts

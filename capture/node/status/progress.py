@@ -12,6 +12,7 @@ from capture.archive.scope import Asked, list_replacing_limits, read_records
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState, server_time
+from capture.ingest.source import stream_info
 from capture.node.status.backlog import Backlog, read_backlog, read_direct_backlog
 from capture.stores import Store
 from natty import Natty, NattyError
@@ -129,7 +130,7 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
         backlog = await (
             read_direct_backlog(natty, config, store, stream) if direct else read_backlog(natty, config, stream)
         )
-        info: dict[str, Any] = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+        info = await stream_info(natty, stream)
     except NattyError as error:
         text = f"the capture progress of {stream} can't be determined: {error}"
         _repeated.info(text, text, extra={"action": "no_progress"})

@@ -15,6 +15,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import NoStatusError
 from capture.ingest.board import ALLOWANCE, BUCKET, Board, BoardState, NodeState, StreamState, server_time
 from capture.ingest.board_trouble import Trouble
+from capture.ingest.source import stream_info
 from capture.node.status.ack_floor_holder import explain
 from capture.node.status.backlog import read_backlog
 from natty import Natty, NattyError
@@ -152,7 +153,7 @@ async def _read_position(natty: Natty, config: CaptureConfig, stream: StreamStat
     try:
         async with asyncio.timeout(ASK_WITHIN):
             backlog = await read_backlog(natty, config, stream.stream)
-            info = await natty.jetstream.request(f"STREAM.INFO.{stream.stream}")
+            info = await stream_info(natty, stream.stream)
     except (NattyError, TimeoutError):
         return None
     return msgspec.structs.replace(

@@ -103,7 +103,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends. DataLossError, see `splits.resume`."""
-        stream, offset = self._stream(), Offset(**start)
+        offset = Offset(**start)
+        stream = self._stream(offset, offset.next - 1)
         first, _ = resume(stream, offset, fail=self._options.fail_on_data_loss)
         after = stream.last + 1
         for bound in (self._target, self._options.end_sequence or None):
@@ -124,9 +125,9 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
         """Return the ranges of a micro-batch. DataLossError, see `splits.resume`."""
-        stream = self._stream()
-        last = Offset(**end).next - 1
-        first, lost = resume(stream, Offset(**start), seen=last, fail=self._options.fail_on_data_loss)
+        offset, last = Offset(**start), Offset(**end).next - 1
+        stream = self._stream(offset, last)
+        first, lost = resume(stream, offset, seen=last, fail=self._options.fail_on_data_loss)
         if lost:
             log.warning("%s", lost, extra={"action": "data_loss"})
         return ranges(stream, first, last, self._options.partitions)
@@ -146,12 +147,13 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._client = Blocking(self._options.nats).__enter__()
         return self._client
 
-    def _stream(self) -> StreamFacts:
+    def _stream(self, offset: Offset | None = None, least: int = 0) -> StreamFacts:
+        """Return the facts of the stream, which has had the sequence `least` if it is the one of the offset."""
         if self._options.archive:
             raise ConfigError("archive is for spark.read: a streaming query reads the stream alone; omit the option")
         list_columns(self._schema)
         client = self._connect()
-        return client.run(_facts(client.natty, self._options))
+        return client.run(_facts(client.natty, self._options, offset.created if offset else "", least))
 
 
 async def find_beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> int:
@@ -173,9 +175,12 @@ async def find_beginning(natty: Natty, stream: StreamFacts, options: ReadOptions
     return max(options.start_sequence, stream.first)
 
 
-async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
-    """Return the facts of the stream, and how to read it. ConfigError if `readBy` is not possible."""
-    stream = await stream_facts(natty, options.stream)
+async def _facts(natty: Natty, options: ReadOptions, created: str = "", least: int = 0) -> StreamFacts:
+    """Return the facts of the stream, and how to read it; `created` and `least` as for `led_info`.
+
+    ConfigError if `readBy` is not possible.
+    """
+    stream = await stream_facts(natty, options.stream, created=created, least=least)
     if options.read_by == "direct" and not stream.direct:
         raise ConfigError(
             f"stream {stream.name} does not allow direct get: set allow_direct on it, or omit readBy to read it with "

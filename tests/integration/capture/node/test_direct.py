@@ -67,12 +67,15 @@ async def readable(fleet):
 
 
 async def until_captured(fleet, config, within=PATIENCE):
-    """Wait until the archive holds all that the stream has."""
+    """Wait until the archive holds all that the stream has; show what the nodes said if it never does."""
     position = ArchivePosition(fleet.natty, load(config), open_store(str(load(config).store)))
-    async with asyncio.timeout(within):
-        while unread := (await position.read()).unread:
-            await asyncio.sleep(0.05)
-    return unread
+    unread = None
+    try:
+        async with asyncio.timeout(within):
+            while unread := (await position.read()).unread:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {within} s; not captured: {unread}\n{fleet.logs()}") from None
 
 
 async def verify(fleet, config):
@@ -346,6 +349,7 @@ async def test_a_replicated_stream_with_a_mirror_is_captured_exactly_while_its_s
             config = fleet.configure(**DIRECT, nats__timeout=5.0)  # the default: a killed server does not answer
             node = fleet.start("node", config)
             try:
+                await fleet.said("node", "this node reads part 1 of 1")
                 for round_ in range(3):
                     await fleet.publish(numbers(3000))
                     await asyncio.to_thread(cluster[round_].kill)

@@ -16,6 +16,7 @@ from capture.errors import CaptureError, KeyMissingError, ManifestError
 from capture.formats import writer
 from capture.reading import direct_get, duck, tail
 from natty import Natty, NattyError, NotConnectedError, StreamNotFoundError
+from natty.streams import info
 from natty.testing import NatsServer, ServerOptions
 
 KEYS = Keys({"k": bytes(32)})
@@ -297,6 +298,7 @@ async def test_a_stream_that_was_restored_to_an_earlier_state_is_refused(tiers, 
     held = await tiers.read({4, 5})
     held.sequences = [40, 50]
     await tiers.write(held)
+    monkeypatch.setattr(info, "STALE_FOR", 0.5)
     with pytest.raises(CaptureError, match="up to 50, but the stream ends at 5: it was restored to an earlier state"):
         await tiers.snapshot()
 

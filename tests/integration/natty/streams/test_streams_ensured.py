@@ -316,7 +316,8 @@ async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster, monkeypa
 class Away:
     """The next requests to make a stream get the answer of a cluster that has just lost sight of a server."""
 
-    def __init__(self, natty, monkeypatch, times):
+    def __init__(self, natty, monkeypatch, times, why="peer offline"):
+        self.why = why
         self.left, self._request = times, natty.jetstream.request
         monkeypatch.setattr(natty.jetstream, "request", self._refused)
         monkeypatch.setattr(module, "ONE_TRY", 0.2)
@@ -324,12 +325,13 @@ class Away:
     async def _refused(self, subject, *arguments, **options):
         if subject.startswith("STREAM.CREATE.") and self.left:
             self.left -= 1
-            raise JetStreamError("no suitable peers for placement, peer offline", code=400, err_code=10005)
+            raise JetStreamError(f"no suitable peers for placement, {self.why}", code=400, err_code=10005)
         return await self._request(subject, *arguments, **options)
 
 
-async def test_a_server_that_is_away_for_a_moment_is_waited_for(natty, natty_name, monkeypatch):
-    name, away = natty_name("PEERS"), Away(natty, monkeypatch, 3)
+@pytest.mark.parametrize("why", ["peer offline", "miscellaneous issue"])
+async def test_a_server_that_is_away_for_a_moment_is_waited_for(natty, natty_name, monkeypatch, why):
+    name, away = natty_name("PEERS"), Away(natty, monkeypatch, 3, why)
     monkeypatch.setattr(module, "PEERS_WITHIN", PATIENCE)
     await natty.create_stream(name, subjects=[name])
     assert away.left == 0
@@ -338,7 +340,9 @@ async def test_a_server_that_is_away_for_a_moment_is_waited_for(natty, natty_nam
 async def test_a_server_that_stays_away_is_told(natty, natty_name, monkeypatch):
     Away(natty, monkeypatch, 1000)
     monkeypatch.setattr(module, "PEERS_WITHIN", 0.3)
-    with pytest.raises(JetStreamError, match=r"there are not 3 servers that could take it: others are offline$"):
+    with pytest.raises(
+        JetStreamError, match=r"there are not 3 servers that could take it: others are offline, or have just started$"
+    ):
         await natty.create_stream(natty_name("PEERS"), num_replicas=3)
 
 

@@ -22,6 +22,7 @@ PASSING = [
     PublishError(),
     TLSClosedError(),
     JetStreamError(code=503, err_code=10008),
+    JetStreamError("there are not 3 servers that could take it", code=400, err_code=10005),
     natty_errors.DomainUnreachableError(code=503),
     StoreError(),
     StoreFullError(),
