@@ -138,8 +138,14 @@ ONE_NOUN = {
 THIN = 3  # statements of a method of the facade, its docstring not counted
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
 
 
 def name_of(path: Path) -> str:
@@ -149,29 +155,28 @@ def name_of(path: Path) -> str:
 @cache
 def imports_of(path: Path) -> set[str]:
     """Return the top-level packages that a file imports when it runs: not under TYPE_CHECKING."""
-    tree = tree_of(path)
     skipped = {
         id(child)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.walk(node)
     }
-    return {module.partition(".")[0] for node, module, _ in _imports_of(tree) if id(node) not in skipped}
+    return {module.partition(".")[0] for node, module, _ in _imports_of(path) if id(node) not in skipped}
 
 
 @cache
 def imported_files(path: Path) -> frozenset[Path]:
     """Return the files of its own package that a file imports."""
     package, found = path.relative_to(ROOT).parts[0], set()
-    for _, module, name in _imports_of(tree_of(path)):
+    for _, module, name in _imports_of(path):
         if module.partition(".")[0] == package:
             found.add(MODULES.get(f"{module}.{name}") or MODULES[module])
     return frozenset(found - {path})
 
 
-def _imports_of(tree: ast.AST):
+def _imports_of(path: Path):
     """Yield the node, the module and the name of every import; the name is empty for a module alone."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -292,7 +297,7 @@ def test_only_one_file_knows_what_nats_py_keeps_private():
     for path in FILES:
         if name_of(path) == "natty/wire/nats_py.py":
             continue
-        used = {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
+        used = {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
         assert not used & private, f"{name_of(path)} uses {used & private}"
 
 
@@ -304,7 +309,7 @@ def test_capture_acks_in_one_place():
     for path in FILES:
         if not name_of(path).startswith("capture/") or name_of(path) in FORWARD_ACKS:
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "ack":
                 callers.add(name_of(path))
     assert callers == {"capture/ingest/commit.py"}
@@ -318,8 +323,8 @@ def test_ack_subjects_are_composed_and_parsed_in_one_file():
     named = {name_of(path) for path in FILES if "$JS.ACK" in path.read_text()}
     assert named == {"natty/wire/ack.py", *ACK_PATTERNS}
     for path in FILES:
-        if any(module == "natty.wire.ack" and name == "ACKS" for _, module, name in _imports_of(tree_of(path))):
-            used = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name) and node.id == "ACKS"]
+        if any(module == "natty.wire.ack" and name == "ACKS" for _, module, name in _imports_of(path)):
+            used = [node for node in nodes_of(path) if isinstance(node, ast.Name) and node.id == "ACKS"]
             assert len(used) == path.read_text().count(".startswith(ACKS)"), name_of(path)
 
 
@@ -385,7 +390,7 @@ def test_public_functions_and_classes_say_what_they_do():
 
 def test_a_function_is_a_verb_and_no_participle():
     """Looks at names of one word in -ed; a property may have one."""
-    nodes = [node for path in FILES for node in ast.walk(tree_of(path))]
+    nodes = [node for path in FILES for node in nodes_of(path)]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     names = {one.name for one in functions if "property" not in "".join(map(ast.unparse, one.decorator_list))}
     assert {name for name in names if re.fullmatch(r"_*[a-z]*[^e_]ed", name)} == PARTICIPLES

@@ -107,6 +107,7 @@ def until_there_is(pattern, shell, process):
         pytest.param("capture-demo-*/logs/node-1.log", INT, id="its nodes start, SIGINT", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_a_demo_that_is_ended_leaves_no_files_and_no_processes(shell, processes_of, pattern, number):
     process = shell.start("capture", "demo", "--rows", "1000", TMPDIR=str(shell.folder))
     until_there_is(pattern, shell, process)

@@ -148,6 +148,7 @@ MANY = 2000  # messages: their handlers need 10 seconds
 
 
 @pytest.mark.parametrize("runs_in", AT_THE_END)
+@pytest.mark.long
 def test_messages_that_no_handler_took_when_the_main_thread_ends_are_handed_back(nats_server, natty_name, runs_in):
     name = natty_name("END")
     code = f"""

@@ -27,6 +27,7 @@ async def test_the_archives_store_and_stream_are_tried(fleet, doctor):
     assert found["java"]["text"].startswith(("taken", "not needed"))
 
 
+@pytest.mark.long
 async def test_a_store_in_which_the_archive_of_this_name_is_not_is_a_failure(fleet, doctor, tmp_path):
     await fleet.publish([b"{}"])
     node = fleet.start("node-1", fleet.configure())

@@ -137,6 +137,7 @@ async def test_a_table_of_somebody_else_is_refused_also_one_that_is_no_iceberg_t
     assert await archive.catalog.remove(archive.table, "S")
 
 
+@pytest.mark.long
 async def test_a_server_that_is_away_and_credentials_that_are_missing_are_sentences(tmp_path, glue, monkeypatch):
     [port] = free_ports(1)
     away = Registered(tmp_path, type="glue", uri="", properties=glue | {"uri": f"http://127.0.0.1:{port}"})

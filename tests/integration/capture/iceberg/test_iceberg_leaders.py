@@ -142,6 +142,7 @@ def read_alone(place):
     return ran.stdout
 
 
+@pytest.mark.long
 async def test_the_table_of_a_users_store_is_for_other_engines_at_the_location_that_is_named(fleet, monkeypatch):
     module, objects = ModuleType("shelves"), fleet.folder / "objects"
     module.shelf = lambda folder: FileStore(folder)

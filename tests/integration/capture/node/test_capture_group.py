@@ -150,6 +150,7 @@ async def test_what_is_stored_is_what_the_stream_holds_without_the_servers_mark_
 
 
 @pytest.mark.parametrize("limits", [{"max_batch": 2}, {"max_bytes": 500}, {"max_expires": 10**9}], ids=str)
+@pytest.mark.long
 async def test_a_consumer_that_limits_requests_is_read_within_its_limits(group, start_beside, limits):
     path = group.configure()
     running = start_beside(path)

@@ -170,6 +170,7 @@ async def test_nodes_killed_at_any_moment_lose_nothing_and_every_message_is_in_t
     assert dict(table) == by_sequence(payloads)
 
 
+@pytest.mark.long
 async def test_a_node_whose_store_is_full_says_so_once_hands_back_and_another_gets_everything(fleet):
     sizes = [400] * 10 + [80_000] * 50  # one of the large ones alone makes a block too large
     payloads = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]

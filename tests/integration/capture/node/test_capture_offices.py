@@ -39,6 +39,7 @@ def led_by(fleet, office, node):
     return found
 
 
+@pytest.mark.long
 async def test_a_node_without_spark_sweeps_and_leaves_the_compaction_to_others(fleet):
     config = fleet.configure(lease=10.0, compaction__lease=10.0, table__fresh=2.0)
     fleet.start("bare", config, script=WITHOUT_SPARK)

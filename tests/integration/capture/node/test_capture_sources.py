@@ -61,6 +61,7 @@ async def other(fleet, natty_name):
 # --- several streams -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_each_of_several_streams_is_an_archive_of_its_own(fleet, other):
     name, create = other
     await create()

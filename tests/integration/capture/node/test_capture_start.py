@@ -84,6 +84,7 @@ def login(own_server):
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_node_that_is_there_before_the_server_says_so_once_and_captures_when_that_is_started(
     fleet, own_server, login
 ):

@@ -120,6 +120,7 @@ async def handed_over(fleet, count, **settings):
     await verified(fleet, config, count)
 
 
+@pytest.mark.long
 async def test_a_node_lays_out_tells_and_sums_up_as_its_configuration_says(fleet, monkeypatch):
     (fleet.folder / "mine.py").write_text(MINE)
     monkeypatch.setenv("PYTHONPATH", f"{fleet.folder}{os.pathsep}{ROOT}")
@@ -170,6 +171,7 @@ async def test_a_node_whose_store_is_away_goes_on_and_stores_everything_when_it_
     await verified(fleet, config, 60)
 
 
+@pytest.mark.long
 async def test_a_node_that_can_not_store_is_not_ready_has_a_trouble_and_ends_with_status_1(fleet):
     away, (port,) = fleet.folder / "away", free_ports(1)
     away.touch()

@@ -125,6 +125,7 @@ async def test_a_node_without_a_consumer_stores_exactly_what_a_consumer_brings(r
     assert verdict.as_dict()["remaining"] == 0
 
 
+@pytest.mark.long
 async def test_a_new_message_is_stored_soon(readable):
     fleet = readable
     config = fleet.configure(**DIRECT | {"limits__max_messages": 1})
@@ -296,6 +297,7 @@ async def state_of(board, condition):
     raise AssertionError(f"the stream's state: {found}")
 
 
+@pytest.mark.long
 async def test_a_stream_that_is_made_again_is_not_read_into_the_archive(readable):
     fleet = readable
     config = fleet.configure(**DIRECT)

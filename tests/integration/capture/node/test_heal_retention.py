@@ -117,9 +117,16 @@ async def is_removed(fleet):
 @pytest.mark.parametrize(
     ("retention", "removal", "reason"),
     [
-        ("interest", others_are_done, "it keeps only what a consumer has not acknowledged (retention = interest)"),
+        pytest.param(
+            "interest",
+            others_are_done,
+            "it keeps only what a consumer has not acknowledged (retention = interest)",
+            marks=pytest.mark.long,
+        ),
         ("limits", older_go, "it removes what is older than 0.1 s (max_age)"),
-        ("limits", only_one_stays, "it removes the oldest where max_msgs is reached"),
+        pytest.param(
+            "limits", only_one_stays, "it removes the oldest where max_msgs is reached", marks=pytest.mark.long
+        ),
     ],
     ids=["interest", "max_age", "discard old"],
 )

@@ -242,6 +242,7 @@ def test_the_pages_new_archive_is_a_configuration(tmp_path):
     assert (config.archive, config.durable) == ("ORDERS_2", "capture_2")
 
 
+@pytest.mark.long
 async def test_a_node_acknowledges_nothing_into_a_folder_that_took_the_place_of_its_store(fleet):
     node = fleet.start("n1", fleet.configure(limits__max_age=0.2))
     await fleet.publish([b"{}"] * 10)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from patient import PATIENCE
 from secret import write_secret
 
@@ -38,6 +39,7 @@ async def heads_of(fleet, config):
     return [Head(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 async def test_a_fleet_signs_what_it_commits_and_a_node_without_the_key_does_not_start(fleet):
     secret = base64.b64encode(SEED).decode()
     write_secret(fleet.folder / "key", f"mine:{secret}\n")

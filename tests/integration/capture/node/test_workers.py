@@ -117,6 +117,7 @@ async def test_workers_share_a_durable_and_nothing_is_lost_when_one_is_killed(fl
     await verify(fleet, config, published)
 
 
+@pytest.mark.long
 async def test_a_stop_drains_every_worker(fleet):
     config = fleet.configure(**KEPT)
     workers = Workers(fleet, config, 2)

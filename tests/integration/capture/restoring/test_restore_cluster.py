@@ -124,6 +124,7 @@ async def test_replicas_that_can_not_be_had_are_refused_before_a_message_is_sent
             await many.jetstream.request(f"STREAM.INFO.{name}")
 
 
+@pytest.mark.long
 async def test_a_replicated_stream_is_restored_on_one_server_with_replicas_1(nats_cluster, natty, natty_name, tmp_path):
     name = natty_name("fromthree")
     async with Natty(**nats_cluster.connect_options(), **PATIENT) as many:

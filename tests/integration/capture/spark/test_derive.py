@@ -55,6 +55,7 @@ async def test_merged_aggregates_are_those_of_all_messages(driver, store, query)
     assert table.read()
 
 
+@pytest.mark.long
 async def test_groups_that_new_messages_touch_are_computed_again(driver, store):
     query = "SELECT country, count(DISTINCT status) AS n, sum(total) AS t FROM S GROUP BY country HAVING sum(n) < 55000"
     table = await check_increments(driver, store, query, increments(store), schema=SCHEMA)
@@ -62,6 +63,7 @@ async def test_groups_that_new_messages_touch_are_computed_again(driver, store):
     assert 0 < len(table.read()) < 4, table.read()  # HAVING has taken some of the groups away
 
 
+@pytest.mark.long
 async def test_rows_of_new_messages_are_added(driver, store):
     query = "SELECT *, total * 2 AS doubled FROM S WHERE day = 1"
     table = await check_increments(driver, store, query, increments(store), schema=SCHEMA)

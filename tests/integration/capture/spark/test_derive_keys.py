@@ -18,6 +18,7 @@ def body(key, value, **more):
     return {"k": key, "v": value, **more}
 
 
+@pytest.mark.long
 async def test_the_row_of_the_highest_sequence_stays_whenever_it_arrives(driver, store):
     chance = random.Random(3)
     numbers = [list(range(101, 160)), list(range(1, 60)), list(range(60, 101)), list(range(160, 200))]
@@ -33,6 +34,7 @@ async def test_the_row_of_the_highest_sequence_stays_whenever_it_arrives(driver,
     assert table.types() == {"k": "string", "v": "int32", "at": "int64"}
 
 
+@pytest.mark.long
 async def test_an_upsert_reads_and_writes_only_the_units_of_its_keys(driver, store):
     table = Table(driver, store, "SELECT k, v, day FROM S", key=["k", "day"], partition=["day"],
                   schema="k STRING, v INT, day DATE")  # fmt: skip
@@ -147,6 +149,7 @@ def state(table):
     return {one["name"]: bytes(one["payload"]).decode() for one in table.read()}
 
 
+@pytest.mark.long
 async def test_a_message_that_deletes_its_key_leaves_a_tombstone_that_late_messages_do_not_pass(driver, store):
     table = Table(driver, store, **LATEST)
     named = [("KV-Operation", "DEL"), ("KV-Operation", "PURGE"), ("Nats-Marker-Reason", "MaxAge")]

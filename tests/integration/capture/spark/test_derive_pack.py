@@ -144,6 +144,7 @@ async def pack(driver, table, records):
     return done, [row for one in paths for row in pq.read_table(table.store / "_pipelines" / one).to_pylist()]
 
 
+@pytest.mark.long
 async def test_columns_that_came_later_are_null_in_earlier_rows_and_wider_types_hold_all(driver, store):
     table, records = (
         Table(driver, store, "SELECT sequence, n, s, l FROM S", schema="n INT, s STRUCT<a: INT>, l ARRAY<INT>"),
@@ -168,6 +169,7 @@ async def test_columns_that_came_later_are_null_in_earlier_rows_and_wider_types_
     assert [one["more"] for one in rows] == ["y" if is_later else None for is_later in later]
 
 
+@pytest.mark.long
 async def test_a_small_file_that_was_changed_is_not_merged(driver, store):
     table = Table(driver, store, "SELECT sequence FROM S")
     records = []
@@ -182,6 +184,7 @@ async def test_a_small_file_that_was_changed_is_not_merged(driver, store):
     assert "was changed" in done.refused[records[1].path]
 
 
+@pytest.mark.long
 async def test_a_merge_that_is_given_up_does_not_end_spark(driver, store):
     table = Table(driver, store, "SELECT sequence FROM S")
     done = await table.run([messages(store, "m", {1: {}})])

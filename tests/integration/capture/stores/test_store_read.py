@@ -63,6 +63,7 @@ async def _copy(source, target, path):
     await target.put(path, await source.get(path))
 
 
+@pytest.mark.long
 async def test_any_hour_of_the_history_in_s3_is_found_and_proven_by_a_few_requests(s3, faulty):
     archived, hours = Archived(), 300
     for hour in range(hours):

@@ -108,6 +108,7 @@ def test_the_server_names_buckets_of_other_tests_too(natty_commands, nats_server
     assert done.stderr == ""
 
 
+@pytest.mark.long
 def test_without_a_server_there_is_silence(tmp_path):
     (tmp_path / "ca.pem").write_text("not a certificate")
     nobody = {"NATS_URL": "tls://localhost:1"}
@@ -116,6 +117,7 @@ def test_without_a_server_there_is_silence(tmp_path):
         assert (done.stdout.strip(), done.stderr) == ("", ""), environment
 
 
+@pytest.mark.long
 def test_a_server_that_never_answers_is_given_up():
     with socket.create_server(("localhost", 0)) as silent:
         done = press_tab(["stream", "info", ""], {"NATS_URL": f"tls://localhost:{silent.getsockname()[1]}"})
@@ -202,6 +204,7 @@ def test_the_cursor_may_be_before_the_last_word():
     assert bash_words.join(parts, 2) == (["natty", "stream", "in", "--server", "tls://h"], 2)
 
 
+@pytest.mark.long
 def test_bash_completes_a_line_with_words_that_it_splits(tmp_path):
     file = tmp_path / "a:b=c@d.toml"
     file.write_text('streams = ["PAYMENTS", "k=v1", "k=v2", "mail@home"]\n')

@@ -33,6 +33,7 @@ def natty(natty):
     return natty
 
 
+@pytest.mark.long
 async def test_a_burst_of_100_000_in_the_background_is_stored_whole_and_in_order(nats_server, natty, stream):
     """The ancestor loses what comes after the first 256 of a burst."""
     expected = [b"%d" % i for i in range(100_000)]

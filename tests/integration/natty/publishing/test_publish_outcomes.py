@@ -255,7 +255,7 @@ async def test_what_is_not_permitted_fails_a_single_and_a_background_publish(gua
     assert "not permitted" in str(error)
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize("with_ids", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_a_killed_server_has_exactly_what_was_acknowledged(natty_tls, nats_server_binary, tmp_path, with_ids):
     """500 tasks await their acks; the server is killed in between and comes back."""
     acknowledged, doubtful = set(), set()

@@ -158,6 +158,7 @@ async def test_all_forgotten_messages_are_compared_with_dead_letters_however_man
     assert sorted(await hold(natty, name, FORGOTTEN)) == list(range(1, FORGOTTEN + 1))
 
 
+@pytest.mark.long
 async def test_the_first_of_several_filters_are_found_where_one_has_very_many(natty, natty_name, monkeypatch):
     monkeypatch.setattr(module, "MOST", 4)
     name = natty_name("queue")

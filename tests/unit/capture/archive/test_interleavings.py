@@ -19,7 +19,7 @@ from capture.archive.retention import Rule
 from capture.archive.table import list_still_named
 from capture.errors import AlreadyStoredError
 
-SEEDS, QUICK = int(os.environ.get("INTERLEAVINGS", "200")), 60
+SEEDS, QUICK = int(os.environ.get("INTERLEAVINGS", "200")), 20
 AT_ONCE = 20
 STEPS = 600
 

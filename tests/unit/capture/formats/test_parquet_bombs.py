@@ -52,6 +52,7 @@ def repeated(count):
     return hostile(payloads, use_dictionary=["payload", "subject"], dictionary_pagesize_limit=64 * MIB)
 
 
+@pytest.mark.long
 def test_a_payload_that_a_dictionary_holds_once_is_not_in_memory_for_each_message_that_has_it():
     data, one = repeated(200)
     assert len(data) < 100_000

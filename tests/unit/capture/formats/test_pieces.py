@@ -115,6 +115,7 @@ def test_framed_snappy_is_read_with_whatever_others_may_write_into_it() -> None:
         ("parquet", "none", KEYS),
     ],
 )
+@pytest.mark.long
 def test_a_piece_is_in_memory_and_not_the_object(
     name: str, compression: str, keys: Keys | None, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from capture.formats import writer
 from capture.maintenance import fresh
 from capture.maintenance.compaction_plan import Policy
 
-SEEDS, QUICK = int(os.environ.get("FRESH_SEEDS", "12")), 5
+SEEDS, QUICK = int(os.environ.get("FRESH_SEEDS", "12")), 2
 LATER = Policy(min_files=1000, max_wait=1e18)
 
 
@@ -186,8 +186,9 @@ async def test_after_many_commits_the_document_is_small_and_what_readers_need_is
     assert await world.settle() == sorted(world.stored)
 
 
-@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("each", [12, 1])
+@pytest.mark.long
 async def test_leaders_that_are_killed_at_any_step_leave_each_snapshot_right_and_the_same_end(each, after):
     async def prepared():
         world = World(keep_for=100.0)

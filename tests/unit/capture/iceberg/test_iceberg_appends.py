@@ -154,6 +154,7 @@ def listed(number, files, **more):
     return ManifestFile.from_args(**known | counts | rows | order | {"partitions": [summary, summary]} | more)
 
 
+@pytest.mark.long
 def test_the_number_of_small_manifests_stays_low_over_many_appends_and_each_merge_is_bounded():
     manifests, most, copied = [], 0, 0
     for number in range(1, 30_001):

@@ -92,7 +92,7 @@ async def prepared(**rule):
     return world
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_compaction_that_is_killed_anywhere_and_run_again_has_the_result_of_one_that_was_not(each, after):
     expected = await (await prepared()).settle()

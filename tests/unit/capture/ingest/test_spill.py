@@ -89,6 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(additions, st.integers(1, 9), st.integers(20, 300), st.integers(2, 30), st.integers(1, 6))
+@pytest.mark.long
 def test_disk_and_memory_seal_the_same_blocks_byte_for_byte(
     folder: Path,
     drawn: list[list[tuple[str, int, list[tuple[bytes, bytes, bytes, int, str | None]]]]],
@@ -207,6 +208,7 @@ def test_a_full_disk_is_said_in_one_sentence_with_what_to_do(tmp_path: Path, dis
 
 @pytest.mark.parametrize("keys", [1, 300, 3000])
 @pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.long
 def test_what_open_blocks_take_is_estimated_honestly(tmp_path: Path, kind: str, keys: int) -> None:
     spill = Spill(tmp_path) if kind == "disk" else None
     gc.collect()

@@ -186,8 +186,9 @@ async def test_an_archive_without_a_table_gets_none():
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("by", [bring_up, pytest.param(lead, marks=pytest.mark.long)])
+@pytest.mark.parametrize("by", [bring_up, lead])
 @pytest.mark.parametrize("number", FORMATS)
+@pytest.mark.long
 async def test_leaders_that_are_killed_anywhere_leave_what_their_successors_find_again(number, by, after, monkeypatch):
     monkeypatch.setattr(tree, "SIZES", SMALL)
     signer = signer_of(number)

@@ -63,6 +63,7 @@ async def test_raw_and_compacted_repeated_and_encrypted_are_one_table(store):
     assert (await ask(store, joined, keys=KEYS)).rows == [[7]]
 
 
+@pytest.mark.long
 async def test_after_each_change_of_the_archive_a_query_counts_each_message_once(monkeypatch):
     """Whatever blocks, manifests, table files and tables are there or gone at that moment."""
     archived, counts = Archived(), []

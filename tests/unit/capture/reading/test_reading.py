@@ -89,6 +89,7 @@ async def test_every_message_comes_once_in_order_whatever_the_objects_are(blocks
     memory=st.sampled_from([0, 4000, 64 << 20]),
 )
 @settings(max_examples=60)
+@pytest.mark.long
 async def test_how_objects_are_cut_into_pieces_and_kept_makes_no_difference(sets, fan_in, piece_rows, memory):
     store = MemoryStore(uuid4().hex)
     for numbers in sets:
@@ -355,6 +356,7 @@ async def test_objects_are_opened_only_when_they_are_needed(store):
 
 
 @pytest.mark.parametrize("few", [0, 1, 5])
+@pytest.mark.long
 async def test_small_objects_are_fetched_together_within_an_eighth_of_the_memory(store, few):
     for number in range(1, 101):
         await store_block(store, [number])

@@ -101,6 +101,7 @@ async def test_of_many_objects_at_one_place_few_are_open_and_nothing_stays_on_th
 @pytest.mark.parametrize(
     ("format", "compression"), [("parquet", ""), ("ndjson", "zstd"), ("raw", "gzip")], ids=["parquet", "ndjson", "raw"]
 )
+@pytest.mark.long
 async def test_memory_is_that_of_pieces_whatever_the_size_of_the_objects(format, compression):
     store, payload = MemoryStore("a"), os.urandom(20_000)
     objects = [

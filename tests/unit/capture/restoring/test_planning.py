@@ -147,6 +147,7 @@ def told(share):
     st.none() | st.sets(st.integers(1, MOST), max_size=8),
     st.sampled_from([0, 20 * SECOND]),
 )
+@pytest.mark.long
 async def test_a_plan_page_by_page_is_that_of_a_list_of_all_objects(blocks, window, deleted, max_age):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "SIZES", PAGES)

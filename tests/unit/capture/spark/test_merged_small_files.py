@@ -145,6 +145,7 @@ def test_a_narrower_type_and_a_missing_column_fit(files):
     assert files.read(unit)[-1] == {"n": 9, "text": None, "part": "a", "__sequence": 4}
 
 
+@pytest.mark.long
 def test_files_that_are_large_when_they_are_decoded_stay_and_others_are_merged_up_to_a_size(files):
     large = files.wide(40 * MIB)
     small = [files.wide(20 * MIB) for _ in range(5)]

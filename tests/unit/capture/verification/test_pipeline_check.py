@@ -280,6 +280,7 @@ async def test_a_merged_file_that_no_document_names_or_that_is_there_twice_is_fo
         (None, "1 to 10, and have these numbers of runs: none"),
     ],
 )
+@pytest.mark.long
 async def test_rows_of_a_merged_file_with_other_numbers_of_runs_are_found(world, orders, said):
     """What reads the table incrementally would take such a row twice, or not at all."""
     one = await merge_files(world)

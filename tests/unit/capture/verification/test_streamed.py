@@ -162,6 +162,7 @@ def some(number, **changed):
 @example([some(1, until=0, stored="gone"), some(2, read="wrong"), some(3, read="unchecked")], set(), True, None, True)
 @example([some(1, until=0, stored="gone"), some(2, stored="gone")], set(), False, "A", True)
 @example([some(1, compacted=True, stored="gone"), some(1, since=1, folder="table/")], set(), True, None, True)
+@pytest.mark.long
 def test_holdings_are_those_of_plain_sums_over_all_objects(facts, removed, deep, stream, live):
     with pytest.MonkeyPatch.context() as patch:
         world: list[World] = []

@@ -16,6 +16,7 @@ from natty.elections.record import Sight
 
 SEEDS = int(os.environ.get("ELECTION_SEEDS", "1000"))
 CHUNK = SEEDS // 10
+QUICK = 3  # chunks; the others are long tests
 EMPTIED = Weather(purge=1.5, crash=1.0, cut=1.0, deaf=0.5)
 WEATHERS = {
     "rough": Weather(),
@@ -30,7 +31,9 @@ WEATHERS = {
 }
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(chunk, marks=[pytest.mark.long] if chunk >= QUICK else []) for chunk in range(10)]
+)
 def test_no_schedule_breaks_a_property(chunk):
     terms = 0
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
@@ -55,6 +58,7 @@ def test_a_stream_that_loses_its_tail_is_noticed_and_elections_go_on():
     assert alarms > 0
 
 
+@pytest.mark.long
 def test_clocks_beyond_the_assumption_break_exclusion_and_never_the_fence():
     """Two theorems made visible: P2 stands on the clocks' rates, P1 on nothing but the stream's order."""
     broken = set()

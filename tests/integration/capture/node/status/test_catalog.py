@@ -350,6 +350,7 @@ async def test_tables_of_pipelines_are_beside_those_of_the_streams(world, tmp_pa
         assert sorted(await asyncio.to_thread(ask, url)) == [total for _, _, total in expected]
 
 
+@pytest.mark.long
 async def test_the_command_serves_the_tables_of_pipelines_that_nats_names_or_offline_the_newest(fleet, tmp_path):
     path = fleet.configure(partition="time", decoder="raw")
     with path.open("a") as file:

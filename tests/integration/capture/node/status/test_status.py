@@ -197,6 +197,7 @@ def figures(found):
     return dict(line.rsplit(" ", 1) for line in metrics([found]).splitlines() if line[0] != "#")
 
 
+@pytest.mark.long
 async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_when_all_nodes_were_killed(
     fleet, monkeypatch
 ):
