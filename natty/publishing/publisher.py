@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import takewhile
+from threading import get_ident
 from types import TracebackType
 from typing import Literal, Self, TypedDict
 
@@ -23,7 +23,6 @@ from natty.errors import (
     PayloadTooLargeError,
     PublishError,
     WrongLastSequenceError,
-    WrongLoopError,
 )
 from natty.jetstream import JetStream, PubAnswer, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
@@ -37,6 +36,8 @@ from natty.wire.session import Subscription
 logger = logging.getLogger("natty.publish")
 
 _WRITE_AHEAD_BYTES = 64 * 1024  # what is written before waiting for the socket: measured, see docs/architecture.md
+_OVERHEAD = 64  # bytes that a message counts for beside its headers and payload
+_MOST_ADDRESSES = 4096  # subjects that are remembered as checked
 _REPLY_AND_SIZES = 96  # bytes at most of what follows a subject and our inbox on a line of the protocol
 _OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the server gives one every 500 at most
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
@@ -87,7 +88,7 @@ class _Waiting(msgspec.Struct, gc=False):
     headers: bytes
     data: bytes
     msg_id: str
-    in_doubt: bool = False  # sent, and it is not known whether it is stored
+    in_doubt: bool = True  # it may be stored
     refused: str = ""  # why the server did not take it at the last try
 
     def to_error(self, reason: str) -> PublishError:
@@ -148,7 +149,11 @@ class Publisher:
         self._waiting_bytes = self._unwritten = 0
         self._number = 0  # of the last message taken
         self._base = 0  # the message number before the current fast batch
-        self._inbox = self._flow_prefix = b""
+        self._inbox = self._flow_prefix = self._numbered_reply = b""
+        self._thread = 0  # of the loop that it was opened on
+        self._addresses: dict[str, tuple[bytes, bool]] = {}  # by subject, as `_address` returns them
+        self._look_again_at = 0  # of `_unwritten`: up to there, `publish` looks at nothing else
+        self._unsent: list[_Waiting] = []  # the last of `_waiting`, to be written together
         self._subscription: Subscription | None = None
         self._ended = False  # the fast batch: nothing more may be added to it
         self._look: asyncio.TimerHandle | None = None
@@ -182,10 +187,10 @@ class Publisher:
             raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")
         self._offered = self._fast = offered and self.options.path != "window"
         self.subjects = tuple(config.get("subjects") or ())
-        self._address = lru_cache(maxsize=4096)(self._check_subject)
         self._connection.listeners.append(self._on_event)
         self._connection.refusals.listeners.append(self._on_refusal)
         self._connection.observed.add(self, PUBLISHER, self.stream)
+        self._thread = get_ident()
         self._open_inbox()
         return self
 
@@ -198,11 +203,14 @@ class Publisher:
         finally:
             self.abandon()
 
-    def _check_subject(self, subject: str) -> tuple[bytes, bool]:
+    def _address(self, subject: str) -> tuple[bytes, bool]:
         """Return the subject as it goes over the wire, and whether the stream's subjects cover it. BadSubjectError."""
         word = check_subject(subject)
         check_line(word, self._inbox, more=_REPLY_AND_SIZES)
-        return word, covers(self.subjects, subject)
+        if len(self._addresses) >= _MOST_ADDRESSES:
+            self._addresses.clear()
+        self._addresses[subject] = address = word, covers(self.subjects, subject)
+        return address
 
     def abandon(self) -> None:
         """Stop at once; what has no outcome is reported as an error. Idempotent."""
@@ -226,36 +234,64 @@ class Publisher:
         """
         if type(data) is not bytes:
             data = as_payload(data)
-        wire_subject, ours = self._address(subject)
+        wire_subject, ours = self._addresses.get(subject) or self._address(subject)
         if self._traced is not None:
             headers = self._traced(subject, headers)
         block = encode_headers(publish_headers(headers, msg_id=msg_id)) if headers or msg_id else b""
         if not ours:
             block = expect_stream(self.stream, block)  # it may belong to another stream, which must not take it
-        crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
-        if crowded or self._broken or self._ended or self._settling or self._look is None:
-            self._connection.check_loop()
-            if self._connection.state == "closed":
-                raise ConnectionClosedError("the client is closed: it publishes nothing more")
-            if not self._may_send():
-                await self._until(self._may_send)
-        self._number += 1
-        message = self._waiting[self._number] = _Waiting(wire_subject, block, data, msg_id)
+        size, alone = len(block) + len(data), False
+        self._unwritten = unwritten = self._unwritten + size + _OVERHEAD
+        if unwritten > self._look_again_at or get_ident() != self._thread:
+            alone = await self._make_room(size)
+        self._number = number = self._number + 1
+        self._waiting[number] = message = _Waiting(wire_subject, block, data, msg_id)
         self._waiting_bytes += len(data)
-        if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
-        if self._broken:
-            return
-        try:
-            self._try_to_send(self._number, message)
-        except WrongLoopError:
-            self._waiting_bytes -= len(self._waiting.pop(self._number).data)
-            self._number -= 1
-            raise
-        self._unwritten += len(data) + 64
+        if alone:
+            message.in_doubt = False
+            self._try_to_send(number, message)
+        else:
+            self._unsent.append(message)
+
+    async def _make_room(self, size: int) -> bool:
+        """Wait until a message of this size can be taken; return whether it is too large, or the first of a batch.
+
+        Messages that follow in the same turn of the loop are taken without another look, until `_look_again_at`.
+        """
+        self._connection.check_loop()
         if self._unwritten > _WRITE_AHEAD_BYTES:
             self._unwritten = 0
+            self._send()
             await self._write()
+        if self._connection.state == "closed":
+            raise ConnectionClosedError("the client is closed: it publishes nothing more")
+        if not self._may_send():
+            await self._until(self._may_send)
+        loop, largest = asyncio.get_running_loop(), self._connection.max_payload
+        if self._look is None:
+            self._look = loop.call_later(IDLE, self._look_after, self._number + 1)
+        if self._fast and self._ended:  # the batch was ended, and all of it is stored: begin the next one
+            self._open_inbox()
+        if not self._unsent:
+            loop.call_soon(self._send)
+        others = self._room - len(self._waiting) - 1
+        room = min(others * _OVERHEAD, self._most_bytes - self._waiting_bytes - size, largest)
+        self._look_again_at = min(self._unwritten + room, _WRITE_AHEAD_BYTES)
+        return not self._broken and (size > largest or self._number == self._base)
+
+    def _send(self) -> None:
+        """Write what `publish` has taken since the last time, at the end of the turn at the latest."""
+        messages, self._unsent = self._unsent, []
+        first = self._number - len(messages) + 1
+        self._look_again_at = 0
+        try:
+            if messages and not self._broken:
+                self._connection.send_numbered(messages, self._numbered_reply, first)
+        except NotConnectedError as error:
+            self._broken = str(error)
+        if self._broken:
+            for message in messages:
+                message.in_doubt = False
 
     def _may_send(self) -> bool:
         """Whether the next message can be sent: there is room, and no message before it is in doubt."""
@@ -277,6 +313,7 @@ class Publisher:
     def _be_fast_again(self) -> None:
         """Use fast ingest again, once the messages that were refused or in doubt have their outcome."""
         if self._offered and not self._fast and not self._waiting:
+            self._send()
             self._fast, self._settling = True, False
             self._open_inbox()
 
@@ -321,6 +358,7 @@ class Publisher:
                 self._broken = str(error)
                 await asyncio.sleep(RETRY_DELAY)
                 return
+            self._send()  # sends nothing, as long as it is broken
             reason, self._broken = self._broken, ""
             if self._fast and any(message.in_doubt for message in self._waiting.values()):
                 self._fast, self._settling = False, True  # a fast batch takes a message that is being stored for stored
@@ -350,14 +388,13 @@ class Publisher:
         sink, inbox = self._take_fast_answers if self._fast else self._take_window_answers, self._inbox
         flow = max(1, self.options.window // _OUTSTANDING)  # an ack for every so many messages at least
         self._flow_prefix = b"%b.%d.fail." % (inbox, flow)  # a gap makes the server end the batch
+        start, rest = (self._flow_prefix, b".%d.$FI" % APPEND) if self._fast else (inbox + b".", b"")
+        self._numbered_reply = start.replace(b"%", b"%%") + b"%d" + rest
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda batch: sink(inbox, batch))
 
     def _try_to_send(self, number: int, message: _Waiting) -> None:
         headers = message.headers
         if self._fast:
-            if self._ended:  # a batch was ended, and all of it is stored: this message begins the next one
-                self._open_inbox()
-                self._base = number - 1
             place, operation = number - self._base, APPEND
             if place == 1:  # the whole batch goes where its first message does
                 headers, operation = expect_stream(self.stream, headers), START
@@ -392,6 +429,7 @@ class Publisher:
 
     def _send_end(self, subject: bytes, place: int) -> None:
         """Ask for the acks of all before this place: end the batch without storing anything more."""
+        self._send()
         try:
             self._connection.put((subject, b"%b%d.%d.$FI" % (self._flow_prefix, place, END), b"", b""))
         except NotConnectedError as error:
@@ -531,8 +569,8 @@ def _are_acks(payloads: list[bytes], stream: str) -> bool:
     The first is parsed; the others are right if they differ from it in the last number alone.
     """
     start = payloads[0][: payloads[0].rfind(b":") + 1]
-    rest = (b",%b" % b",".join(payloads)).replace(b",%b" % start, b"").translate(None, b"0123456789")
-    parsed = payloads[:1] if rest == b"}" * len(payloads) else payloads
+    rest = b"\n".join([b"", *payloads]).replace(b"\n" + start, b"\0").translate(None, b"0123456789")
+    parsed = payloads[:1] if rest == b"\0}" * len(payloads) else payloads
     try:
         answers = _read_answers(b"[%b]" % b",".join(parsed))
     except UNREADABLE:

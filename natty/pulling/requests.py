@@ -35,7 +35,7 @@ class PullSettings(TypedDict, total=False):
     """The options of `pull` as keywords: the fields of `PullOptions`."""
 
     max_messages: int
-    """Messages that are requested, or arrived and not finished, at one time. Default 4096."""
+    """Messages that are requested, or arrived and not finished, at one time. Default 8192."""
     max_bytes: int
     """Bytes of these messages; a larger message is delivered alone. Default 32 MiB."""
     expires: float
@@ -53,7 +53,7 @@ class PullOptions:
     In Python a message takes about 400 bytes more than `size_of` counts.
     """
 
-    max_messages: Count = 4096
+    max_messages: Count = 8192
     max_bytes: Count = 32 * 1024 * 1024
     expires: ServerSeconds = 10.0
     heartbeat: ServerSeconds = 5.0

@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -30,9 +30,10 @@ from natty.wire.background import keep_up, wait_until_set
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
-from natty.wire.message import Batch, Outgoing, RawMessage, Sink, as_payload, check, status_of
+from natty.wire.message import Batch, Numbered, Outgoing, RawMessage, Sink, as_payload, check, status_of
 from natty.wire.refused_subscriptions import RefusedSubscriptions
 from natty.wire.repeated import Refusals, Repeated
+from natty.wire.servers import version_of
 from natty.wire.session import Session, Subscription
 
 logger = logging.getLogger("natty.connection")
@@ -126,9 +127,8 @@ class Connection:
         self.observed = Observed()  # what pulls, publishers and elections have counted
         self.reconnects = 0
         self._session: Session | None = None
-        self._servers = list(config.servers)
-        self._url = ""
-        self._max_payload = DEFAULT_MAX_PAYLOAD
+        self._servers, self._url = list(config.servers), ""
+        self.max_payload = DEFAULT_MAX_PAYLOAD  # bytes of headers and data that the server takes in one message
         self._subscriptions: dict[bytes, Subscription] = {}
         self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server knows
         self._refused = RefusedSubscriptions(self._subscriptions, self._flush, config.timeout)
@@ -182,8 +182,7 @@ class Connection:
     @property
     def server_version(self) -> tuple[int, ...]:
         """The server's version, for instance (2, 15, 1)."""
-        text = str(self.server_info.get("version", "0")).split("-")[0]
-        return tuple(int(part) for part in text.split(".") if part.isdigit())
+        return version_of(str(self.server_info.get("version", "0")))
 
     def new_inbox(self) -> bytes:
         """Return a subject that no other client uses or can guess, without a trailing dot."""
@@ -209,11 +208,7 @@ class Connection:
         return self
 
     async def _open(self) -> None:
-        try:
-            await self._connect_any()
-        except NattyError as error:
-            self._last_error = error
-            raise
+        await self._connect_any()
         self._answers_sid = b"%d" % self.subscribe(self._requests.subject, self._requests.deliver).sid
         self._supervisor = asyncio.create_task(
             keep_up("the supervision of a connection", self._supervise), name="natty connection"
@@ -230,7 +225,8 @@ class Connection:
             except Exception as error:  # of any kind: connect_errors translates it
                 failures.append((url, error))
                 self._servers.append(self._servers.pop(self._servers.index(url)))
-        raise connect_error(failures, self.config) from failures[0][1]
+        self._last_error = connect_error(failures, self.config)
+        raise self._last_error from failures[0][1]
 
     async def _connect(self, url: str) -> None:
         session = Session(self.config, self._dispatch, self._on_session_end, self._on_notice)
@@ -241,7 +237,7 @@ class Connection:
         self._ended.clear()
         self.refusals.begin()
         self._session, self._url, self.state, self._thread = session, url, "connected", get_ident()
-        self._max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
+        self.max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
         self._refused.ids.clear()
         for subscription in self._subscriptions.values():
@@ -286,7 +282,6 @@ class Connection:
                 try:
                     await self._connect_any()
                 except NattyError as error:
-                    self._last_error = error
                     text = f"still not connected: {error}"
                     self._repeated.warning(text, text, extra={"action": "reconnect"})
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -304,8 +299,7 @@ class Connection:
             session = self._session
             assert session is not None
             try:
-                async with asyncio.timeout(self.config.ping_interval):
-                    await session.ping()
+                await session.ping(self.config.ping_interval)
             except (OSError, NattyError) as error:  # a time-out is an OSError
                 session.abort()
                 self._on_session_end(error if str(error) else ConnectionResetError("the server does not answer"))
@@ -389,37 +383,48 @@ class Connection:
         """
         if get_ident() != self._thread:  # cheaper than the loop, which is compared once a turn
             raise self.wrong_loop() if self.state == "connected" else self.no_session()
-        if len(message[2]) + len(message[3]) > self._max_payload:
-            raise self._too_large(message)
+        if len(message[2]) + len(message[3]) > self.max_payload:
+            self._check_size(message)
         if not self._out:
             self.check_loop()
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(message)
 
-    def _too_large(self, message: Outgoing) -> PayloadTooLargeError:
-        size, limit = len(message[2]) + len(message[3]), f"the server's max_payload of {self._max_payload}"
-        return PayloadTooLargeError(f"a message of {size} bytes on {decode(message[0])} is over {limit}")
+    def _check_size(self, message: Outgoing) -> None:
+        if (size := len(message[2]) + len(message[3])) > self.max_payload:
+            text = f"a message of {size} bytes on {decode(message[0])} is over the server's max_payload of"
+            raise PayloadTooLargeError(f"{text} {self.max_payload}")
 
     def send_many(self, messages: list[Outgoing]) -> None:
         """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
         if self.state != "connected":
             raise self.no_session()
         self.check_loop()
-        messages = [check(message) for message in messages]
-        for message in messages:
-            if len(message[2]) + len(message[3]) > self._max_payload:
-                raise self._too_large(message)
+        for message in (messages := [check(message) for message in messages]):
+            self._check_size(message)
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out += messages
 
     def send_to_each(self, subjects: list[bytes], data: bytes) -> None:
         """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
-        if self.state != "connected":
-            raise self.no_session()
-        self.check_loop()
-        if (session := self._flush()) is not None and subjects:
+        session = self._write_waiting()
+        if subjects:
             session.publish_to_each(subjects, as_payload(data))
+
+    def send_numbered(self, messages: Sequence[Numbered], reply: bytes, first: int) -> None:
+        """Publish messages at once; their reply subjects are `reply`, with a number from `first` on for its "%d".
+
+        They are in the form that `check` returns, and not larger than `max_payload`. Otherwise as `send`.
+        """
+        self._write_waiting().publish_numbered(messages, reply, first)
+
+    def _write_waiting(self) -> Session:
+        """Write what waits, and return the session that it went to. NotConnectedError without one."""
+        self.check_loop()
+        if (session := self._flush()) is None:
+            raise self.no_session()
+        return session
 
     def _flush(self) -> Session | None:
         """Write what waits and return the session it went to. Without a session it is lost, and the result is None."""
@@ -446,9 +451,7 @@ class Connection:
 
     async def drain(self) -> None:
         """Return when the socket can take more: await it between large sends. NotConnectedError."""
-        self.check_loop()
-        if (session := self._flush()) is None:
-            raise NotConnectedError
+        session = self._write_waiting()
         try:
             await session.drain()
         except OSError as error:
@@ -457,11 +460,9 @@ class Connection:
     async def flush(self, timeout: float | None = None) -> None:
         """Return when the server has taken all that was sent. RequestTimeoutError; may be cancelled at any moment."""
         await self.ready(timeout)
-        session = self._flush()
-        assert session is not None
+        session = self._write_waiting()
         try:
-            async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
-                await session.ping()
+            await session.ping(self.config.timeout if timeout is None else timeout)
         except TimeoutError:
             raise RequestTimeoutError("the server did not answer a ping in time") from None
         except (OSError, NattyError) as error:
@@ -502,8 +503,7 @@ class Connection:
         self._last_of[sid] = subscription
         try:
             with contextlib.suppress(OSError, NattyError):
-                async with asyncio.timeout(self.config.timeout):
-                    await session.ping()
+                await session.ping(self.config.timeout)
         finally:
             del self._last_of[sid]
 

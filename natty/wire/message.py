@@ -138,6 +138,14 @@ def check_header_name(name: str) -> None:
         raise ValueError(f"header name {name!r} is empty, or has a blank, a colon or a control character")
 
 
+class Numbered(Protocol):
+    """A message to publish whose reply subject ends with its number; see `Connection.send_numbered`."""
+
+    subject: bytes
+    headers: bytes  # a raw block
+    data: bytes
+
+
 class Sender(Protocol):
     """Sends the acks of messages: a connection."""
 

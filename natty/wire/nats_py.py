@@ -25,7 +25,15 @@ from urllib.parse import urlsplit
 from natty.config import tls
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
-from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError, how_to_install
+from natty.errors import (
+    AuthorizationError,
+    ConfigError,
+    ConnectError,
+    NattyError,
+    SessionEndedError,
+    TLSRequiredError,
+    how_to_install,
+)
 from natty.wire.background import is_cancellation
 
 T = TypeVar("T")
@@ -111,13 +119,19 @@ class OpeningClient(Client):
     async def open(self, url: str) -> None:
         """Connect to one server, TLS and authentication included.
 
-        Raises the operating system's and `ssl`'s errors as they are; AuthorizationError or ConnectError with the
-        server's words where it refuses the session; ConfigError, TLSError: a file can't be used. ConnectError, too,
-        if a callback of the configuration fails.
+        Raises the operating system's and `ssl`'s errors as they are, but SessionEndedError if the server ended the
+        connection before TLS was up; AuthorizationError or ConnectError with the server's words where it refuses the
+        session; ConfigError, TLSError: a file can't be used. ConnectError, too, if a callback of the configuration
+        fails.
         """
         try:
             options = connect_options(self._config, url) | await self._ask_login()
             await _finish(self.connect(**options))
+        except (ConnectionResetError, BrokenPipeError) as error:
+            if self.over_tls or not self._config.tls_required:
+                raise
+            text = "it closed the connection before TLS was up: it is starting, or shutting down"
+            raise SessionEndedError(text) from error
         except TimeoutError:  # nats-py's is one of its `Error`s, too
             raise
         except Error as error:

@@ -56,8 +56,7 @@ class RefusedSubscriptions:
         self._again.clear()
         for one in tried.values():
             session.subscribe(one.sid, one.subject, one.queue)
-        async with asyncio.timeout(self._timeout):
-            await session.ping()  # refusals come before its answer
+        await session.ping(self._timeout)  # refusals come before its answer
         for sid in (tried.keys() & self.ids) - self._again:
             logger.info("the server accepts %r now", tried[sid], extra={"action": "subscribed"})
         self.ids &= self._again

@@ -145,6 +145,11 @@ FAULTS = {
 """Faults by name, those that lose most first."""
 
 
+def version_of(text: str) -> Version:
+    """Return the version that a server names: (2, 15, 0) of "2.15.0-beta.1"."""
+    return tuple(int(part) for part in text.split("-")[0].split(".") if part.isdigit())
+
+
 def text_of(version: Version) -> str:
     """Return a version as people write it: 2.14.6."""
     return ".".join(map(str, version))

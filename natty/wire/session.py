@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,7 @@ from natty.config.settings import Config
 from natty.errors import UNREADABLE, AuthorizationError, SessionEndedError
 from natty.names import decode
 from natty.wire.alike import ALIKE_BYTES, split_alike
-from natty.wire.message import Batch, Outgoing, RawMessage, Sink
+from natty.wire.message import Batch, Numbered, Outgoing, RawMessage, Sink
 
 if TYPE_CHECKING:
     from natty.wire.nats_py import OpeningClient
@@ -259,10 +259,7 @@ class Session:
         return f"Session({'over' if self._over else 'up' if self._is_up else 'new'})"
 
     async def open(self, url: str) -> None:
-        """Connect to one server, TLS and authentication included. Raises what went wrong; nothing stays open then.
-
-        SessionEndedError, rather than what the socket says, if it ended the connection before TLS was up.
-        """
+        """Connect to one server, TLS and authentication included. Raises what went wrong; nothing stays open then."""
         from natty.wire.nats_py import OpeningClient  # here: a program that opens no connection need not import nats-py
 
         client = self._client = OpeningClient(self._config)
@@ -273,20 +270,11 @@ class Session:
                 await self.ping()  # a refused client certificate shows only with the first bytes read
                 if self._fault is not None:  # it ended together with that answer
                     raise self._fault
-        except TimeoutError as error:
+        except BaseException as error:
             waits_for = client.waits_for
             self.abort()
-            raise TimeoutError(waits_for) from error
-        except (ConnectionResetError, BrokenPipeError) as error:
-            over_tls = client.over_tls
-            self.abort()
-            if over_tls or not self._config.tls_required:
-                raise
-            raise SessionEndedError(
-                "it closed the connection before TLS was up: it is starting, or shutting down"
-            ) from error
-        except BaseException:
-            self.abort()
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(waits_for) from error
             raise
 
     async def _take_over(self, client: OpeningClient) -> None:
@@ -344,16 +332,30 @@ class Session:
 
     def publish(self, messages: list[Outgoing]) -> None:
         """Write messages, joined."""
-        self._write(
-            b"".join(
-                [
-                    b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(data), head, data)
-                    if head
-                    else b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)
-                    for subject, reply, head, data in messages
-                ]
-            )
-        )
+        starts = [
+            b"\r\nHPUB %b %b %d %d\r\n%b" % (subject, reply, len(head), len(head) + len(data), head)
+            if head
+            else b"\r\nPUB %b %b %d\r\n" % (subject, reply, len(data))
+            for subject, reply, head, data in messages
+        ]
+        self._write_joined(starts, [message[3] for message in messages])
+
+    def publish_numbered(self, messages: Sequence[Numbered], reply: bytes, first: int) -> None:
+        """Write messages, joined; `reply` has a "%d" in place of the number that counts them from `first` on."""
+        with_headers, plain = b"\r\nHPUB %%b %b %%d %%d\r\n%%b" % reply, b"\r\nPUB %%b %b %%d\r\n" % reply
+        starts = [
+            with_headers % (one.subject, number, len(one.headers), len(one.headers) + len(one.data), one.headers)
+            if one.headers
+            else plain % (one.subject, number, len(one.data))
+            for number, one in enumerate(messages, first)
+        ]
+        self._write_joined(starts, [one.data for one in messages])
+
+    def _write_joined(self, starts: list[bytes], payloads: list[bytes]) -> None:
+        """Write messages; what stands before a payload begins with the line break of the message before it."""
+        parts = [b"\r\n"] * (2 * len(starts) + 1)
+        parts[:-1:2], parts[1::2], parts[0] = starts, payloads, starts[0][2:]
+        self._write(b"".join(parts))  # copies a payload once
 
     def publish_to_each(self, subjects: list[bytes], data: bytes) -> None:
         """Write the same on each subject: joined without a step of Python's for each."""
@@ -368,14 +370,15 @@ class Session:
         """End a subscription."""
         self._write(b"UNSUB %d\r\n" % sid)
 
-    async def ping(self) -> None:
-        """Return when the server has answered. Cancelling it is safe: the answer is then skipped when it comes."""
+    async def ping(self, timeout: float | None = None) -> None:
+        """Return when the server has answered; TimeoutError after `timeout` seconds. It may be cancelled."""
         if self._over:
             raise self._fault or ConnectionResetError("the session is over")
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
         self._write(b"PING\r\n")
-        await answer
+        async with asyncio.timeout(timeout):
+            await answer
 
     async def drain(self) -> None:
         """Return when the socket can take more."""

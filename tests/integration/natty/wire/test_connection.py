@@ -137,7 +137,7 @@ async def test_bytes_that_end_the_session_for_good_lead_to_a_new_one(victim):
         await until(lambda: told == ["disconnected", "connected"])
         natty.connection.send("again", b"1")
         await natty.connection.flush()
-        natty.connection._max_payload = 10**9  # -ERR 'Maximum Payload Violation'
+        natty.connection.max_payload = 10**9  # -ERR 'Maximum Payload Violation'
         natty.connection.send("again", b"x" * 200_000)
         await until(lambda: told == ["disconnected", "connected"] * 2)
         natty.connection.send("again", b"2")

@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from natty.publishing.publisher import _are_acks
@@ -37,6 +37,7 @@ def is_ack(payload):
     return isinstance(answer, dict) and answer.get("stream") == "ORDERS" and not answer.keys() & {"error", "duplicate"}
 
 
+@example([ANSWERS[0], ANSWERS[0][:-1], ANSWERS[0] + b"}"])
 @given(st.lists(st.sampled_from([*ANSWERS[:2] * 6, *ANSWERS, *WRONG]), min_size=1, max_size=8))
 def test_answers_together_are_acks_if_each_one_is(payloads):
     assert _are_acks(payloads, "ORDERS") == all(map(is_ack, payloads))

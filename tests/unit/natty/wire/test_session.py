@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,19 @@ def test_the_same_on_several_subjects_is_on_the_wire_as_one_message_after_the_ot
     session.publish_to_each(subjects, b"+ACK")
     assert session.written[0].replace(b"  ", b" ") == session.written[1]  # one is blank for a reply that is not there
     assert session.written[0].count(b"+ACK") == count
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_numbered_messages_are_on_the_wire_as_messages_with_these_replies(count, session):
+    rows = [(b"a", b"", b"1"), (b"b%d", b"NATS/1.0\r\nA: %d\r\n\r\n", b"%b"), (b"c", b"", b""), (b"d", b"", b"\r\n")]
+    messages = [SimpleNamespace(subject=one, headers=head, data=data) for one, head, data in rows[:count]]
+    session.publish([(one, b"I%%.%d.1" % n, head, data) for n, (one, head, data) in enumerate(rows[:count], 7)])
+    session.publish_numbered(messages, b"I%%.%d.1", 7)
+    assert session.written[0] == session.written[1]
+    first = b"PUB a I%.7.1 1\r\n1\r\n"
+    second = b"HPUB b%d I%.8.1 19 21\r\nNATS/1.0\r\nA: %d\r\n\r\n%b\r\n"
+    rest = b"PUB c I%.9.1 0\r\n\r\nPUB d I%.10.1 2\r\n\r\n\r\n"
+    assert session.written[0] == (first if count == 1 else first + second + rest)
 
 
 def test_an_info_that_is_not_a_json_object_is_a_protocol_error():
