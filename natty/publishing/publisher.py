@@ -256,7 +256,7 @@ class Publisher:
     async def _make_room(self, size: int) -> bool:
         """Wait until a message of this size can be taken; return whether it is too large, or the first of a batch.
 
-        Messages that follow in the same turn of the loop are taken without another look, until `_look_again_at`.
+        Messages that follow in the same turn of the loop are taken without waiting, up to `_look_again_at`.
         """
         self._connection.check_loop()
         if self._unwritten > _WRITE_AHEAD_BYTES:
