@@ -40,12 +40,14 @@ def split_alike(buffer: bytes) -> tuple[bytes, Batch, int] | None:
         if len(tokens) != width * count or any(tokens[at::width].count(words[at]) != count for at in (0, 2)):
             return None
         payloads = parts[stride - 1 :: stride]
-        sizes = _read_numbers(tokens[width - 1 :: width])
+        sizes, digits = _read_numbers(tokens[width - 1 :: width])
         if has_headers:
             lines = [parts[at::stride] for at in range(1, stride - 1)]
             blocks = list(map(b"\r\n".join, zip(*lines, repeat(b""), strict=False)))
-            if list(map(len, blocks)) != _read_numbers(tokens[width - 2 :: width]):
+            lengths, more = _read_numbers(tokens[width - 2 :: width])
+            if list(map(len, blocks)) != lengths:
                 return None
+            digits += more
             found = [len(block) + len(payload) for block, payload in zip(blocks, payloads, strict=True)]
         else:
             blocks, found = [b""] * count, list(map(len, payloads))
@@ -54,10 +56,14 @@ def split_alike(buffer: bytes) -> tuple[bytes, Batch, int] | None:
     if found != sizes or not count:
         return None
     replies = tokens[3::width] if width - has_headers == 5 else [b""] * count
+    taken = len(buffer) - len(b"\r\n".join(rest))
     batch = Batch.of_columns(tokens[1::width], replies, blocks, payloads)
-    return words[2], batch, len(buffer) - len(b"\r\n".join(rest))
+    around = len(words[0]) + len(words[2]) + width - 1 + 2 * len(b"\r\n")  # first word, subscription, blanks, line ends
+    batch.size = taken - count * around - digits
+    return words[2], batch, taken
 
 
-def _read_numbers(words: list[bytes]) -> list[int]:
-    """Return words as numbers. Raises errors of UNREADABLE if one is not a number."""
-    return _numbers(b"[%b]" % b",".join(words))
+def _read_numbers(words: list[bytes]) -> tuple[list[int], int]:
+    """Return words as numbers, and their length in all. Raises errors of UNREADABLE if one is not a number."""
+    text = b",".join(words)
+    return _numbers(b"[%b]" % text), len(text) - len(words) + 1

@@ -61,12 +61,19 @@ def stock(chunks):
     return asyncio.run(run())
 
 
+def raw_of(batch):
+    """Return the messages of a batch, whose size is known before they are looked at."""
+    size = batch.size
+    assert size == sum(len(part) for raw in batch.raw for part in raw)
+    return batch.raw
+
+
 def ours(chunks):
     """Return (messages, control lines, everything in the order it was handed out)."""
     messages, lines, order = [], [], []
 
     def deliver(sid, batch):
-        messages.extend((int(sid), *raw) for raw in batch.raw)
+        messages.extend((int(sid), *raw) for raw in raw_of(batch))
         order.extend(["message"] * len(batch))
 
     def control(line):
@@ -246,7 +253,7 @@ def test_any_bytes_give_the_same_whether_messages_are_split_together_or_one_by_o
                 patch.setattr(Parser, "_take_alike", lambda self, buffer: 0)
             seen = []
             parser = Parser(
-                lambda sid, batch, seen=seen: seen.extend((sid, *raw) for raw in batch.raw),
+                lambda sid, batch, seen=seen: seen.extend((sid, *raw) for raw in raw_of(batch)),
                 lambda line, seen=seen: seen.append((b"", line)),
             )
             try:
