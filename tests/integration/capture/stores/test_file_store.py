@@ -1,4 +1,5 @@
 import asyncio
+import random
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from patient import PATIENCE
 from capture.archive.identity import claim
 from capture.errors import AlreadyStoredError, StoreUnreadableError
 from capture.stores import FileStore
+from capture.stores.file import PIECE_BYTES
 
 FILL = """
     import asyncio, sys
@@ -199,3 +201,12 @@ async def test_a_folder_with_the_same_objects_may_take_the_place_of_the_store(tm
     shutil.copytree(away, root)  # as a disk that was copied, or mounted again under another number
     await store.put("b", b"2")
     assert [one.path for one in await store.list()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 7])
+async def test_an_object_of_any_size_is_written_whole_from_memory_and_from_a_file(tmp_path, size):
+    store, data, source = FileStore(tmp_path / "store"), random.Random(size).randbytes(size), tmp_path / "source"
+    source.write_bytes(data)
+    await store.put("blocks/memory", data)
+    await store.put("blocks/file", source)
+    assert await store.get("blocks/memory") == await store.get("blocks/file") == data
