@@ -36,8 +36,7 @@ LINK = "{} in {} is a symbolic link, which is not followed: put its target there
 LISTED_AT_ONCE = 10_000
 """Files of a part of a listing."""
 PIECE_BYTES = 128 << 10
-"""Bytes of one write. Linux takes larger pieces of fresh memory for larger writes; for one of some megabytes, a virtual
-machine took up to ten times the CPU."""
+"""Bytes of one write. One of some megabytes took up to ten times the CPU on a virtual machine (docs/benchmarks.md)."""
 FOLDER_ATTEMPTS = 100
 """How often a folder is made again while other processes remove it as empty."""
 
