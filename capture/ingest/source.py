@@ -24,6 +24,7 @@ log = logging.getLogger("capture.source")
 TICK = 0.25  # seconds between two batches of a quiet stream, so that blocks are sealed when they reach `max_age`
 ENOUGH = 1000  # messages that form a batch at once
 GATHER = 0.01  # seconds that fewer messages wait for more
+READ_PAUSE = 0.01  # seconds between a small read and the next one: messages in a block can wait
 READ_AHEAD = 32_768  # messages that are requested and not yet in a block; with a quarter of it the node waits for more
 END_TIMEOUT = 2.0  # seconds from a stop until the reader is cancelled
 ALONE_WITHIN = 20.0  # seconds that another reader has to leave: the requests of a killed reader live for 10 s
@@ -215,7 +216,7 @@ class Source:
         )
 
     def _new_pull(self) -> Pull:
-        return self._natty.pull(self._stream, self._durable, max_messages=READ_AHEAD)
+        return self._natty.pull(self._stream, self._durable, max_messages=READ_AHEAD, read_pause=READ_PAUSE)
 
     def _take(self, batch: Batch) -> None:
         self._unsettled.add(batch.replies)

@@ -223,8 +223,7 @@ class Pull:
         self._fault: Exception | None = None  # of `deliver`
         self._arrived: list[Batch] = []
         self._wake = asyncio.Event()
-        self._begun = False
-        self._stopping = False  # if True, messages that still arrive are handed back
+        self._begun = self._stopping = False  # when it stops, messages that still arrive are handed back
         self._expires, self._heartbeat = options.expires, options.heartbeat
         self._changed = asyncio.Event()
         self._session = _Session()
@@ -498,10 +497,11 @@ class Pull:
         if self._stopping:
             self._hand_back(data)
             return
-        counts = self.counts
+        counts, pauses = self.counts, self._connection.read_pauses
         counts.delivered += len(data)
         counts.delivered_bytes += data.size
         counts.redelivered += again
+        pauses.wanted = max(pauses.wanted, self.options.read_pause)
         self._hear()
         if self.deliver is None:
             self._arrived.append(data)

@@ -31,6 +31,7 @@ from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
 from natty.wire.message import Batch, Numbered, Outgoing, RawMessage, Sink, as_payload, check, status_of
+from natty.wire.read_pauses import ReadPauses
 from natty.wire.refused_subscriptions import RefusedSubscriptions
 from natty.wire.repeated import Refusals, Repeated
 from natty.wire.servers import version_of
@@ -122,9 +123,9 @@ class Connection:
         self.lifetime = Lifetime()
         self.listeners: list[Callable[[str], None]] = []
         self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited together before the connection is closed
-        self.refusals = Refusals(logger)
-        self._repeated = Repeated(logger)
+        self.refusals, self._repeated = Refusals(logger), Repeated(logger)
         self.observed = Observed()  # what pulls, publishers and elections have counted
+        self.read_pauses = ReadPauses()
         self.reconnects = 0
         self._session: Session | None = None
         self._servers, self._url = list(config.servers), ""
@@ -134,8 +135,7 @@ class Connection:
         self._refused = RefusedSubscriptions(self._subscriptions, self._flush, config.timeout)
         self._repair: asyncio.Task[None] | None = None  # sends them again
         self._tasks: set[asyncio.Task[None]] = set()  # that end with the connection
-        self._next_sid = 1
-        self._answers_sid = b""  # of the subscription to our inbox
+        self._next_sid, self._answers_sid = 1, b""  # the second is that of the subscription to our inbox
         self._out: list[Outgoing] = []
         self._ended, self._connected = asyncio.Event(), asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
@@ -229,7 +229,7 @@ class Connection:
         raise self._last_error from failures[0][1]
 
     async def _connect(self, url: str) -> None:
-        session = Session(self.config, self._dispatch, self._on_session_end, self._on_notice)
+        session = Session(self.config, self._dispatch, self._on_session_end, self._on_notice, self.read_pauses)
         await session.open(url)
         if self.state == "closed":  # meanwhile
             session.abort()

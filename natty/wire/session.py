@@ -18,6 +18,7 @@ from natty.errors import UNREADABLE, AuthorizationError, SessionEndedError
 from natty.names import decode
 from natty.wire.alike import ALIKE_BYTES, split_alike
 from natty.wire.message import Batch, Numbered, Outgoing, RawMessage, Sink
+from natty.wire.read_pauses import ReadPauses
 
 if TYPE_CHECKING:
     from natty.wire.nats_py import OpeningClient
@@ -30,7 +31,6 @@ MAX_LINE_BYTES = 256 * 1024  # of a line whose end has not come: INFO of a clust
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # headers and payload; a server's largest max_payload is its max_pending, 64 MiB
 LEAST_ALIKE = 8 * ALIKE_BYTES  # bytes: with fewer messages, splitting them together is not faster
 MOST_SKIPPED = 64  # reads whose messages are not tried together, if those before were not alike
-
 _MSG, _HMSG = ord("M"), ord("H")
 _SHOWN = 120  # bytes of a line in an error
 
@@ -149,22 +149,16 @@ class Subscription:
     """Passes the messages of a subject to a sink, in this session and in those that follow."""
 
     def __init__(
-        self,
-        unsubscribe: Callable[[Subscription, Sink | None], None],
-        sid: int,
-        subject: bytes,
-        sink: Sink,
-        queue: bytes,
+        self, close: Callable[[Subscription, Sink | None], None], sid: int, subject: bytes, sink: Sink, queue: bytes
     ) -> None:
-        self._unsubscribe = unsubscribe
-        self.sid, self.subject, self.sink, self.queue = sid, subject, sink, queue
+        self._close, self.sid, self.subject, self.sink, self.queue = close, sid, subject, sink, queue
 
     def __repr__(self) -> str:
         return f"Subscription({decode(self.subject)!r})"
 
     def close(self, *, last: Sink | None = None) -> None:
         """Unsubscribe. Idempotent. Messages that the server sent before it knew still go to `last`, if given."""
-        self._unsubscribe(self, last)
+        self._close(self, last)
 
 
 class Receiver(asyncio.BufferedProtocol):
@@ -240,14 +234,14 @@ class Session:
         on_messages: Deliver,
         on_end: Callable[[Exception], None],
         on_notice: Callable[[str], None],
+        pauses: ReadPauses,
     ) -> None:
-        self._config = config
+        self._config, self._pauses = config, pauses
         self._parser = Parser(on_messages, self._control)
         self._on_end, self._on_notice = on_end, on_notice
         self._client: OpeningClient | None = None
-        self._is_up = False
+        self._is_up = self._over = False
         self._answers: deque[asyncio.Future[None]] = deque()
-        self._over = False
         self._fault: Exception | None = None
         self._write: Callable[[bytes], None] = lambda data: None
         self._drain: Callable[[], Awaitable[None]]
@@ -287,7 +281,13 @@ class Session:
             self.certificate = secured.getpeercert() or {}
         self._write, self._drain = writer.transport.write, writer.drain
         self._is_up = True
-        await client.hand_over(lambda opener: Receiver(opener, self._parser.feed, self._end))
+        self._pauses.attach(writer.transport)
+        await client.hand_over(lambda opener: Receiver(opener, self._feed, self._end))
+
+    def _feed(self, data: bytes) -> None:
+        self._parser.feed(data)
+        if self._pauses.wanted:
+            self._pauses.begin(len(data))
 
     def _control(self, line: bytes) -> None:
         verb = line[:4].upper()

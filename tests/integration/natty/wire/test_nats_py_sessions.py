@@ -13,6 +13,7 @@ from natty.config.settings import Config
 from natty.errors import AuthorizationError, NattyError
 from natty.testing import NatsServer, ServerOptions
 from natty.wire.nats_py import OpeningClient
+from natty.wire.read_pauses import ReadPauses
 from natty.wire.session import Receiver, Session
 
 
@@ -110,7 +111,7 @@ def test_what_came_together_with_the_end_of_the_opening_says_why_the_session_end
     async def open_session():
         async with listening(serve, "localhost", limit=2**20) as port:
             config = Config(tls=False, connect_timeout=PATIENCE)
-            session = Session(config, print, print, print)
+            session = Session(config, print, print, print, ReadPauses())
             with pytest.raises((OSError, NattyError)) as raised:
                 await session.open(f"nats://localhost:{port}")
             return f"{type(raised.value).__name__}: {raised.value}"

@@ -5,6 +5,7 @@ import pytest
 
 from natty.config.settings import Config
 from natty.errors import AuthorizationError, SessionEndedError
+from natty.wire.read_pauses import ReadPauses
 from natty.wire.session import ProtocolError, Session, decode_info
 
 
@@ -41,7 +42,7 @@ def test_an_info_that_is_not_a_json_object_is_a_protocol_error():
 async def session():
     """A session without a socket, and lists of what it reports and writes."""
     ends, notices, written = [], [], []
-    one = Session(Config(), lambda sid, messages: None, ends.append, notices.append)
+    one = Session(Config(), lambda sid, messages: None, ends.append, notices.append, ReadPauses())
     one.ends, one.notices, one.written, one._write = ends, notices, written, written.append
     return one
 
