@@ -40,6 +40,9 @@ FROM_HEADERS = {one.name for one in _OF_HEADERS}
 """The columns that are made from headers."""
 _RARE = {one.header for one in _OF_HEADERS if one.header} - {MESSAGE_ID}
 
+LARGE_BYTES = 512  # of a payload on average, from which on joining all of them is faster
+MOST_BYTES = 2**31 - 1  # of an array of binary: its offsets are of 32 bits
+
 
 def to_table(records: Records[Any]) -> pa.Table:
     """Return the records as a table of SCHEMA, built column by column."""
@@ -57,6 +60,8 @@ def _arrays(records: Records[Any], source: str) -> Iterable[pa.Array]:
             return subject_columns(pa.array(records.subjects, pa.binary()))
         case "header_blocks":
             return header_columns(records.header_blocks)
+        case "payloads":
+            return [payload_column(records.payloads)]
         case "errors":
             count, errors = len(records), records.errors
             return [pa.array(error_texts(records), pa.string()) if errors else pa.nulls(count, pa.string())]
@@ -118,6 +123,20 @@ def subject_columns(subjects: pa.Array) -> tuple[pa.Array, pa.Array]:
         texts = [subject.decode("utf-8", "replace") for subject in given]
         raw = [subject if text_or_none(subject) is None else None for subject in given]
         return pa.array(texts, pa.string()), pa.array(raw, pa.binary())
+
+
+def payload_column(payloads: list[bytes]) -> pa.Array | pa.ChunkedArray:
+    """Return a column of these payloads.
+
+    Arrow's builder doubles its memory when it is full, again and again. So large payloads are joined, and become a
+    column without a builder; small ones are faster with it. More than an array can have become several arrays.
+    """
+    size = sum(map(len, payloads))
+    if size < LARGE_BYTES * len(payloads) or size > MOST_BYTES:
+        return pa.array(payloads, pa.binary())
+    offsets = pa.array([0, *accumulate(map(len, payloads))], pa.int32())
+    buffers = [None, offsets.buffers()[1], pa.py_buffer(b"".join(payloads))]
+    return pa.Array.from_buffers(pa.binary(), len(payloads), buffers)
 
 
 # --- headers, without a Python object for each -----------------------------------------------------------------------

@@ -6,13 +6,15 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from capture.archive.envelope_columns import COLUMNS, NAMES, NEEDED, Column, parse_origin
 from capture.archive.readme import text
+from capture.formats import envelope
 from capture.formats.contract import sample_blocks
 from capture.formats.csv import ENVELOPE
-from capture.formats.envelope import EACH, SCHEMA, TYPES, messages_of, to_records, to_table
+from capture.formats.envelope import EACH, SCHEMA, TYPES, messages_of, payload_column, to_records, to_table
 from capture.formats.ndjson import lines
 from capture.ingest.record import Records
 
@@ -83,6 +85,30 @@ def test_records_become_rows_and_rows_the_same_records(name: str, block: object)
         records.header_blocks,
     )
     assert list(messages_of(batch.select(EACH))) == [records[index] for index in range(len(records))]
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [[], [b""], [b"x" * 511, b"y" * 513], [b"x" * 511, b"y" * 512], [b"", b"z" * 2000, b""], [memoryview(b"m" * 600)]],
+)
+def test_large_payloads_are_joined_to_the_same_column_as_small_ones(payloads: list[bytes]) -> None:
+    column = payload_column(payloads)
+    column.validate(full=True)
+    assert column.equals(pa.array([bytes(one) for one in payloads], pa.binary()))
+
+
+def test_more_payloads_than_an_array_can_have_are_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envelope, "MOST_BYTES", 1999)
+    asked = []
+    array = pa.array
+
+    def note(values: object, kind: pa.DataType) -> object:
+        asked.append(kind)
+        return array(values, kind)
+
+    monkeypatch.setattr(envelope.pa, "array", note)
+    assert payload_column([b"x" * 1000] * 2).to_pylist() == [b"x" * 1000] * 2
+    assert asked == [pa.binary()]
 
 
 def test_a_fact_that_a_reader_does_not_know_is_null_in_rows_and_lines() -> None:
