@@ -206,8 +206,8 @@ async def test_files_of_batches_become_few_whatever_is_killed_while_they_are_mer
     found = await check_pipeline(natty, load(tmp_path / "one.toml", {}, environment={}, pipelines=True), "copied")
     assert (found.status, found.problems) == (0, ()), found.sentences()
     document = await read_document(store)
-    files = [one for one in document.files if one.stream == "rows_now"]
-    assert any(one.first < one.last for one in files)
+    files = {(one.first, one.last) for one in document.files if one.stream == "rows_now"}  # a large run writes several
+    assert any(first < last for first, last in files)
     assert len(files) <= document.tables["rows_now"].number - 9
     assert len({one.token for one in document.tables["rows_now"].runs}) > 2
 
