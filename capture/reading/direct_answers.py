@@ -1,7 +1,4 @@
-"""Turns the answers of batched direct gets into rows of the envelope, and removes the headers that the server added.
-
-Arrow's kernels parse the headers of all messages of an answer together: there is no Python object for each of them.
-"""
+"""Turns the answers of batched direct gets into rows of the envelope, and removes the headers that the server added."""
 
 from __future__ import annotations
 
@@ -9,22 +6,19 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from capture.formats.envelope import FROM_HEADERS, SCHEMA, spread_header_columns, subject_columns
+from capture.formats.envelope import FROM_HEADERS, SCHEMA, payload_column, spread_header_columns, subject_columns
 from natty import Batch
 from natty.wire.ack import ack_subjects
-from natty.wire.message import RawMessage
 
 _MARK = b"Nats-Stream: "
-"""The start of the headers that the server appends to a message's own. The last occurrence is the server's: what
-follows has no blanks but the server's own, whoever has published the message."""
+"""The start of the six headers that the server appends to a message's own. The last occurrence is the server's: what
+follows has neither blanks nor line breaks but the server's own, whoever has published the message."""
 
 _BREAK = b"\r\n"
 _NO_HEADERS, _END = b"NATS/1.0", b"\r\n\r\n"
-_LINES = (b"Nats-Subject: ", b"Nats-Sequence: ", b"Nats-Time-Stamp: ", b"Nats-Num-Pending: ", b"Nats-Last-Sequence: ")
-"""The headers that follow the one with the stream's name, in the server's order. Their values have no blanks."""
-_LONGEST = 1 << 20  # bytes of a line
+_PLACES = {b"Nats-Subject: ": 1, b"Nats-Sequence: ": 2, b"Nats-Time-Stamp: ": 3, b"Nats-Last-Sequence: ": 5}
+"""Headers of the server that are read, and how many lines they stand after the one with the stream's name."""
 NO_BLOCKS: Mapping[int, bytes] = {}
 CONSUMER = "direct"  # in the ack subjects of messages that no consumer delivers
 
@@ -70,117 +64,121 @@ def take_until(rows: pa.RecordBatch, last: int) -> pa.RecordBatch:
     return rows.slice(0, bisect_right(list_sequences(rows), last))
 
 
-def is_message(raw: RawMessage) -> bool:
-    """Return whether it is a message of the stream, and not the status that ends an answer."""
-    return _MARK in raw[2]
+def is_message(block: bytes) -> bool:
+    """Return whether a message of the stream has this header block, and not the status that ends an answer."""
+    return _MARK in block
 
 
-def is_batched(raw: RawMessage) -> bool:
-    """Return whether a message of the stream is part of an answer with several, which says how many follow."""
-    return b"\r\nNats-Num-Pending: " in raw[2].rpartition(_MARK)[2]
+class Answer:
+    """The messages that an answer has brought so far, in columns. It grows with each read of the socket.
 
-
-def of_answer(
-    raw: Sequence[RawMessage],
-    stream: str,
-    last: int,
-    columns: Sequence[str] = SCHEMA.names,
-    *,
-    blocks: Mapping[int, bytes] = NO_BLOCKS,
-) -> pa.RecordBatch:
-    """Return a direct get's messages, at least one, as rows with these columns and `sequence`, in SCHEMA's order.
-
-    `last` is the last sequence according to the server. `blocks` are header blocks by sequence, as the stream holds
-    them: needed of those that Cut names. Broken unless each message names the sequence of the one before it as last
-    sent; Mirrored if they are another stream's; Cut if a column is made from header blocks and some can't be known.
+    `own` are the messages' own header blocks without their last four bytes. Those of the sequences in `cut` are not
+    known.
     """
-    own, subjects, sequences, times = _split(raw, stream, last)
-    rows = len(raw)
-    made = {"stream": pa.repeat(pa.scalar(stream, pa.string()), rows)}
-    made["sequence"], made["time_ns"] = sequences, times
-    made["deliveries"], made["error"] = pa.repeat(pa.scalar(1, pa.int32()), rows), pa.nulls(rows, pa.string())
-    made["subject"], made["subject_raw"] = subject_columns(subjects)
-    if "payload" in columns:
-        made["payload"] = _binary([message[3] for message in raw])
-    if not FROM_HEADERS.isdisjoint(columns):
-        made |= _make_header_columns(own, sequences, blocks)
-    fields = [field for field in SCHEMA if field.name == "sequence" or field.name in columns]
-    return pa.RecordBatch.from_arrays([made[field.name] for field in fields], schema=pa.schema(fields))
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.own: list[bytes] = []
+        self.subjects: list[bytes] = []
+        self.sequences: list[int] = []
+        self.payloads: list[bytes] = []
+        self.cut: list[int] = []
+        self._times: list[bytes] = []
+        self._line = _MARK + stream.encode()
+        self._sent = b"0"  # the last sequence, as the server writes it
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __repr__(self) -> str:
+        return f"Answer({self.stream!r}, {len(self)} messages)"
+
+    def add(self, batch: Batch) -> None:
+        """Append messages, at least one. Unbatched; Mirrored if another stream's; Broken if one before them is missing.
+
+        The lines of a header block are found from its end, since a message's own may look like the server's.
+        """
+        blocks = batch.header_blocks
+        first = blocks[0].rpartition(_MARK)[2]
+        if b"\r\nNats-Num-Pending: " not in first:
+            raise Unbatched("a server before 2.11 answers")
+        added = 1 + first.count(_BREAK)  # lines and ends; a newer server may add some
+        rows = [block.rsplit(_BREAK, added) for block in blocks]
+        try:
+            own, streams = ([row[at] for row in rows] for at in (0, -added))
+            subjects, numbers, times, sent_before = (
+                _values([row[place - added] for row in rows], name) for name, place in _PLACES.items()
+            )
+            sequences = list(map(int, numbers))
+        except (IndexError, ValueError) as error:
+            raise Broken from error
+        if streams.count(self._line) != len(rows) or sum(map(len, rows)) != (1 + added) * len(rows):
+            if not all(each.endswith(self._line) for each in streams):
+                raise Mirrored("a mirror answers")
+            self.cut += [sequences[at] for at, row in enumerate(rows) if len(row) <= added or streams[at] != self._line]
+        if sent_before != [self._sent, *numbers[:-1]]:
+            raise Broken
+        self._sent = numbers[-1]
+        self.own += own
+        self.subjects += subjects
+        self.sequences += sequences
+        self._times += times
+        self.payloads += batch.payloads
+
+    def times_ns(self) -> list[int]:
+        """Return the times in nanoseconds. Broken if one is something else."""
+        try:
+            times = pa.array(self._times, pa.binary()).cast(pa.string()).cast(pa.timestamp("ns", "UTC"))
+        except pa.ArrowInvalid as error:
+            raise Broken from error
+        return list(times.cast(pa.int64()).to_pylist())
+
+    def header_blocks(self, known: Mapping[int, bytes]) -> list[bytes]:
+        """Return the messages' own header blocks, b"" for none. Cut unless those that were cut are known."""
+        if cut := [sequence for sequence in self.cut if sequence not in known]:
+            raise Cut(cut)
+        if self.own.count(_NO_HEADERS) == len(self.own):
+            blocks = [b""] * len(self.own)
+        else:
+            blocks = [b"" if block == _NO_HEADERS else block + _END for block in self.own]
+        if known:
+            blocks = [known.get(sequence, block) for sequence, block in zip(self.sequences, blocks, strict=True)]
+        return blocks
+
+    def rows(self, columns: Sequence[str] = SCHEMA.names, known: Mapping[int, bytes] = NO_BLOCKS) -> pa.RecordBatch:
+        """Return the messages as rows with these columns and `sequence`, in SCHEMA's order.
+
+        `known` are header blocks by sequence, as the stream holds them. Cut if a column is made from header blocks, and
+        some are neither in the answer nor known. Broken if a time is none.
+        """
+        count = len(self)
+        made = {"stream": pa.repeat(pa.scalar(self.stream, pa.string()), count)}
+        made["sequence"], made["time_ns"] = (pa.array(each, pa.int64()) for each in (self.sequences, self.times_ns()))
+        made["deliveries"], made["error"] = pa.repeat(pa.scalar(1, pa.int32()), count), pa.nulls(count, pa.string())
+        made["subject"], made["subject_raw"] = subject_columns(pa.array(self.subjects, pa.binary()))
+        if "payload" in columns:
+            made["payload"] = payload_column(self.payloads)
+        if not FROM_HEADERS.isdisjoint(columns):
+            blocks = self.header_blocks(known)
+            present = pa.array(map(bool, blocks), pa.bool_())
+            made |= spread_header_columns([block for block in blocks if block], present)
+        fields = [field for field in SCHEMA if field.name == "sequence" or field.name in columns]
+        return pa.RecordBatch.from_arrays([made[field.name] for field in fields], schema=pa.schema(fields))
+
+    def batch(self, known: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
+        """Return the messages as a consumer would have delivered them for the first time. Cut, Broken as in `rows`.
+
+        Nobody can acknowledge them: `CONSUMER` is not the name of a consumer.
+        """
+        times_ns = self.times_ns()
+        replies = ack_subjects(self.stream, CONSUMER, self.sequences, times_ns)
+        batch = Batch.of_columns(self.subjects, replies, self.header_blocks(known), self.payloads)
+        batch.sequences, batch.times_ns, batch.deliveries = self.sequences, times_ns, [1] * len(self)
+        return batch
 
 
-def make_batch(raw: Sequence[RawMessage], stream: str, last: int, *, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
-    """Return a direct get's messages, at least one, as a consumer would have delivered them for the first time.
-
-    Raises as `of_answer` does. Nobody can acknowledge them: `CONSUMER` is not the name of a consumer.
-    """
-    own, subjects, sequences, times = _split(raw, stream, last)
-    _find_cut(own, sequences, blocks)
-    numbers, none = sequences.to_pylist(), _NO_HEADERS + _BREAK
-    headers = [b"" if block == none else block + _BREAK for block in own.to_pylist()]
-    if blocks:
-        headers = [blocks.get(number, block) for number, block in zip(numbers, headers, strict=True)]
-    replies = ack_subjects(stream, CONSUMER, numbers, times.to_pylist())
-    payloads = [message[3] for message in raw]
-    return Batch(list(zip(subjects.to_pylist(), replies, headers, payloads, strict=True)))
-
-
-def _split(raw: Sequence[RawMessage], stream: str, last: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-    """Return the messages' own header blocks without their end, their subjects, sequences and times. Broken; Mirrored.
-
-    Times are in nanoseconds.
-    """
-    try:
-        own, added = _parts(
-            pc.split_pattern(_binary([message[2] for message in raw]), _MARK, max_splits=1, reverse=True)
-        )
-        streams, *lines = _parts(pc.split_pattern(added, _BREAK), 1 + len(_LINES))
-        if not pc.all(pc.equal(streams, stream.encode())).as_py():
-            raise Mirrored("a mirror answers")
-        subjects, sequences, times, _, sent_before = map(_value, lines, _LINES)
-        sequences, sent_before = (_text(each).cast(pa.int64()) for each in (sequences, sent_before))
-        times = _text(times).cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
-    except pa.ArrowInvalid as error:
-        raise Broken from error
-    if sent_before[0].as_py() or not sent_before[1:].equals(sequences[:-1]) or sequences[-1].as_py() != last:
-        raise Broken
-    return own, subjects, sequences, times
-
-
-def _make_header_columns(own: pa.Array, sequences: pa.Array, known: Mapping[int, bytes]) -> dict[str, pa.Array]:
-    """Return the columns of a message's own headers, given the blocks without their last two bytes. Cut."""
-    _find_cut(own, sequences, known)
-    own = pc.binary_slice(own, 0, -len(_BREAK))
-    if not known:
-        present = pc.not_equal(own, _NO_HEADERS)
-        return spread_header_columns([block + _END for block in own.filter(present).to_pylist()], present)
-    blocks = [b"" if block == _NO_HEADERS else block + _END for block in own.to_pylist()]
-    for at, sequence in enumerate(sequences.to_pylist()):
-        blocks[at] = known.get(sequence, blocks[at])
-    return spread_header_columns([block for block in blocks if block], pa.array(map(bool, blocks), pa.bool_()))
-
-
-def _find_cut(own: pa.Array, sequences: pa.Array, known: Mapping[int, bytes]) -> None:
-    """Raise Cut if header blocks do not end as they should, and are not known."""
-    ended = pc.ends_with(own, _BREAK)
-    if cut := [one for one in sequences.filter(pc.invert(ended)).to_pylist() if one not in known]:
-        raise Cut(cut)
-
-
-def _parts(lists: pa.Array, count: int = 2) -> list[pa.Array]:
-    """Return the first elements of these lists, in columns. ArrowInvalid if a list has fewer."""
-    return [pc.list_element(lists, number) for number in range(count)]
-
-
-def _value(lines: pa.Array, name: bytes) -> pa.Array:
-    """Return the values of a header, which each of these lines must have. ArrowInvalid if one has another."""
-    if not pc.all(pc.starts_with(lines, name)).as_py():
-        raise pa.ArrowInvalid(f"not a line of {name!r}")
-    return pc.binary_slice(lines, len(name), _LONGEST)
-
-
-def _binary(values: list[bytes]) -> pa.Array:
-    return pa.array(values, pa.binary())
-
-
-def _text(values: pa.Array) -> pa.Array:
-    return values.cast(pa.string())
+def _values(lines: list[bytes], name: bytes) -> list[bytes]:
+    """Return the values of a header, which each of these lines must have. ValueError if one has another."""
+    if _BREAK.join([b"", *lines]).count(_BREAK + name) != len(lines):
+        raise ValueError(f"not lines of {name!r}")
+    return [line[len(name) :] for line in lines]

@@ -17,23 +17,21 @@ from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
 from capture.reading.direct_answers import (
     NO_BLOCKS,
+    Answer,
     Broken,
     Cut,
     Disallowed,
-    Unbatched,
-    is_batched,
+    Unsuitable,
     is_message,
-    make_batch,
-    of_answer,
     take_until,
 )
 from natty import Batch, Natty, NattyError, NotConnectedError, StreamNotFoundError
-from natty.wire.background import map_concurrently
-from natty.wire.message import RawMessage, parse_headers, status_of
+from natty.wire.background import map_concurrently, wait_until_set
+from natty.wire.message import parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
 REQUEST_BYTES = 8 * 1024 * 1024
-"""The size that one request asks for. At most three answers are held, so this bounds a reader's memory."""
+"""The size that one request asks for. At most four answers are held, so this bounds a reader's memory."""
 
 SILENCE = 5.0
 """Seconds without data after which a request is repeated."""
@@ -45,6 +43,7 @@ DOUBT = 1.0
 """Seconds without a server that takes a request after which the stream's leader is asked for the reason."""
 
 RETRY_DELAY = 0.1
+TURNS = 2  # of the loop until a request is written: natty joins what one turn sends, uvloop what its transports write
 AT_ONCE = 64  # concurrent requests for single messages
 _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 
@@ -52,20 +51,77 @@ _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 Made = TypeVar("Made")
 
 
+class _Request:
+    """A request that was sent, and what came as its answer."""
+
+    def __init__(self, reply: bytes, stream: str) -> None:
+        self.reply = reply
+        self.answer = Answer(stream)
+        self.heard = asyncio.get_running_loop().time()
+        self.ended = asyncio.Event()
+        self.end: bytes | Exception | None = None
+        """The header block of the answer's end, or what refuses the request; None if the connection was lost."""
+
+    def __repr__(self) -> str:
+        return f"_Request({self.reply!r}, {len(self.answer)} messages, ended: {self.ended.is_set()})"
+
+    def receive(self, batch: Batch) -> None:
+        """Take what a read of the socket has brought."""
+        if batch.subjects.count(self.reply) != len(batch):
+            batch = Batch([raw for raw in batch.raw if raw[0] == self.reply])
+        if not len(batch) or self.ended.is_set():
+            return
+        self.heard = asyncio.get_running_loop().time()
+        last = batch.header_blocks[-1]
+        if ends := not is_message(last):
+            batch = Batch(batch.raw[:-1])
+        try:
+            if len(batch):
+                self.answer.add(batch)
+            if ends:
+                self.finish(last)
+        except (Broken, Unsuitable) as error:
+            self.finish(error)
+
+    def finish(self, end: bytes | Exception | None) -> None:
+        """Note the end, if there is none yet."""
+        if not self.ended.is_set():
+            self.end = end
+            self.ended.set()
+
+    async def wait(self) -> bytes | None:
+        """Return the end of the answer; None if it does not arrive, or without some of its messages.
+
+        Raises what refuses the request; Unsuitable.
+        """
+        loop = asyncio.get_running_loop()
+        while not self.ended.is_set() and (silent := loop.time() - self.heard) < SILENCE:
+            await wait_until_set(self.ended, SILENCE - silent)
+        match self.end:
+            case Broken():
+                return None
+            case Exception() as error:
+                raise error
+            case end:
+                return end
+
+
 class _Answer(NamedTuple, Generic[Made]):
-    """The messages sent, their last sequence, and the number of messages after it."""
+    """The messages sent, their last sequence, the number of messages after it, and the request for these, if any."""
 
     messages: Made
     last: int
     pending: int
+    following: _Request | None = None
 
 
 class DirectAnswers(ABC, Generic[Made]):
     """The messages of a stream from one sequence to another: `async for messages in direct`.
 
     Messages yielded together are not a snapshot: messages expire (`max_age`) while the server reads them, so some in
-    the middle may be missing. It sends the next request before the caller has the answer to the last one. It ends when
-    the answering server has nothing more. A replica may be behind its leader, so that may be before the end.
+    the middle may be missing. It sends the next request when the last message of an answer has come, so the server
+    reads while the answer is parsed and used. It ends when the answering server has nothing more. A replica may be
+    behind its leader, so that may be before the end.
     """
 
     def __init__(
@@ -83,10 +139,7 @@ class DirectAnswers(ABC, Generic[Made]):
         self._api = f"{natty.jetstream.prefix}.DIRECT.GET.{stream}".encode()
         self._inbox = self._connection.new_inbox()
         self._number = 0
-        self._reply = b""
-        self._raw: list[RawMessage] = []
-        self._ended: asyncio.Future[RawMessage | None] = asyncio.get_running_loop().create_future()
-        self._heard = 0.0
+        self._request = _Request(b"", stream)
         self.complete = False
         """Whether the end of the range was reached: no server has more of it."""
 
@@ -94,8 +147,8 @@ class DirectAnswers(ABC, Generic[Made]):
         return f"{type(self).__name__}({self.stream}, {self.first}–{self.last}, {self._number} requests)"
 
     @abstractmethod
-    def make(self, raw: list[RawMessage], last: int, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Made:
-        """Return the messages of an answer up to the end of the range. Broken; Cut; Mirrored: see `of_answer`."""
+    def make(self, answer: Answer, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Made:
+        """Return the messages of an answer up to the end of the range. Cut: see `Answer.rows`."""
 
     async def __aiter__(self) -> AsyncGenerator[Made, None]:
         """Yield the messages of each answer.
@@ -109,7 +162,7 @@ class DirectAnswers(ABC, Generic[Made]):
                     self.complete = answer.last >= self.last
                     more = answer.pending > 0 and not self.complete
                     if more:
-                        asking = asyncio.create_task(self._ask(answer.last + 1))
+                        asking = asyncio.create_task(self._ask(answer.last + 1, answer.following))
                     yield answer.messages
                     if not more:
                         return
@@ -128,20 +181,26 @@ class DirectAnswers(ABC, Generic[Made]):
             self._connection.refusals.listeners.remove(self._on_refusal)
             subscription.close()
 
-    async def _ask(self, position: int) -> _Answer[Made] | None:
-        """Return the next answer, None if there are no more messages; retry after any failure, until GIVE_UP."""
+    async def _ask(self, position: int, sent: _Request | None = None) -> _Answer[Made] | None:
+        """Return the next answer, None if there are no more messages; retry after any failure, until GIVE_UP.
+
+        `sent` is the request for it, if it was sent already.
+        """
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while loop.time() < begun + GIVE_UP:
-            ended = await self._once(position)
-            status, text = status_of(ended[2]) if ended else (_NO_RESPONDERS, "")
+            request, sent = sent or self._send(position), None
+            end = await request.wait() if request else None
+            status, text = status_of(end) if end else (_NO_RESPONDERS, "")
             if status == _NOT_FOUND:
                 return None
-            if status == _EOB and ended is not None and self._raw:
-                said = parse_headers(ended[2])
+            if status == _EOB and request and end:
+                said = parse_headers(end)
                 last, pending = (int(said.get(name, ["0"])[0]) for name in ("Nats-Last-Sequence", "Nats-Num-Pending"))
-                with suppress(Broken):
-                    return _Answer(await self._make_whole(self._raw, last), last, pending)
+                if request.answer.sequences[-1:] == [last]:  # or messages at its end are missing
+                    following = await self._send_ahead(last + 1) if pending and last < self.last else None
+                    with suppress(Broken):
+                        return _Answer(await self._make_whole(request.answer), last, pending, following)
             if status not in (_EOB, _NO_RESPONDERS):
                 raise CaptureError(f"stream {self.stream} can't be read by direct get: {status} {text}")
             if status == _NO_RESPONDERS and loop.time() > begun + DOUBT:
@@ -152,17 +211,24 @@ class DirectAnswers(ABC, Generic[Made]):
             "that the stream has a leader, and that it allows direct get"
         )
 
-    async def _make_whole(self, raw: list[RawMessage], last: int) -> Made:
+    async def _send_ahead(self, position: int) -> _Request | None:
+        """Send a request as `_send`; return when it is written."""
+        request = self._send(position)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        return request
+
+    async def _make_whole(self, answer: Answer) -> Made:
         """Return the messages of an answer. The stream's leader is asked for header blocks that it does not have.
 
-        Broken: the answer is incomplete, or a message has left the stream. Mirrored.
+        Broken: a message has left the stream.
         """
         try:
-            return self.make(raw, last)
+            return self.make(answer)
         except Cut as error:
             found = await map_concurrently(error.sequences, self._read_block, at_once=AT_ONCE)
             blocks = dict(zip(error.sequences, found, strict=True))
-        return self.make(raw, last, blocks)
+        return self.make(answer, blocks)
 
     async def _read_block(self, sequence: int) -> bytes:
         found = await self._natty.jetstream.read(self.stream, sequence=sequence, timeout=GIVE_UP)
@@ -181,50 +247,30 @@ class DirectAnswers(ABC, Generic[Made]):
         if not info["config"].get("allow_direct"):
             raise Disallowed("its configuration does not allow them")
 
-    async def _once(self, position: int) -> RawMessage | None:
-        """Send a request with its own reply subject, and return the end of its answer; None if it did not arrive."""
-        loop = asyncio.get_running_loop()
+    def _send(self, position: int) -> _Request | None:
+        """Send a request with its own reply subject, and receive its answer from now on; None if it can't be sent."""
         self._number += 1
-        self._reply = b"%b.%d" % (self._inbox, self._number)
-        self._raw, self._ended, self._heard = [], loop.create_future(), loop.time()
+        request = self._request = _Request(b"%b.%d" % (self._inbox, self._number), self.stream)
         wanted = min(REQUEST_MESSAGES, self.last - position + 1)
         body: dict[str, Any] = {"seq": position, "batch": wanted, "max_bytes": REQUEST_BYTES}
         if self._subject:
             body["next_by_subj"] = self._subject
         try:
-            self._connection.send(self._api, msgspec.json.encode(body), reply=self._reply)
+            self._connection.send(self._api, msgspec.json.encode(body), reply=request.reply)
         except NotConnectedError:
             return None
-        while (silent := loop.time() - self._heard) < SILENCE:
-            await asyncio.wait({self._ended}, timeout=SILENCE - silent)
-            if self._ended.done():
-                return self._ended.result()
-        return None
+        return request
 
     def _receive(self, batch: Batch) -> None:
-        mine = [raw for raw in batch.raw if raw[0] == self._reply]
-        if not mine:
-            return
-        self._heard = asyncio.get_running_loop().time()
-        if is_message(mine[-1]):
-            self._raw += mine
-            if not is_batched(mine[-1]) and not self._ended.done():
-                self._ended.set_exception(Unbatched("a server before 2.11 answers"))
-        else:
-            self._raw += mine[:-1]
-            self._end(mine[-1])
+        self._request.receive(batch)
 
     def _on_event(self, event: str) -> None:
         if event != "connected":
-            self._end(None)
+            self._request.finish(None)
 
     def _on_refusal(self, text: str) -> None:
-        if self._api in text.encode() and not self._ended.done():
-            self._ended.set_exception(CaptureError(f"stream {self.stream} can't be read, it is not permitted: {text}"))
-
-    def _end(self, with_: RawMessage | None) -> None:
-        if not self._ended.done():
-            self._ended.set_result(with_)
+        if self._api in text.encode():
+            self._request.finish(CaptureError(f"stream {self.stream} can't be read, it is not permitted: {text}"))
 
 
 class DirectGet(DirectAnswers[pa.RecordBatch]):
@@ -243,15 +289,17 @@ class DirectGet(DirectAnswers[pa.RecordBatch]):
         super().__init__(natty, stream, first, last, subject=subject)
         self._columns = columns
 
-    def make(self, raw: list[RawMessage], last: int, blocks: Mapping[int, bytes] = NO_BLOCKS) -> pa.RecordBatch:
-        """Return the rows of an answer up to the end of the range. Broken; Cut; Mirrored: see `of_answer`."""
-        return take_until(of_answer(raw, self.stream, last, self._columns, blocks=blocks), self.last)
+    def make(self, answer: Answer, blocks: Mapping[int, bytes] = NO_BLOCKS) -> pa.RecordBatch:
+        """Return the rows of an answer up to the end of the range. Cut."""
+        return take_until(answer.rows(self._columns, blocks), self.last)
 
 
 class DirectBatches(DirectAnswers[Batch]):
     """The messages as a consumer delivers them, with the ack subject that they would have."""
 
-    def make(self, raw: list[RawMessage], last: int, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
-        """Return the messages of an answer up to the end of the range. Broken; Cut; Mirrored: see `of_answer`."""
-        batch = make_batch(raw, self.stream, last, blocks=blocks)
+    def make(self, answer: Answer, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
+        """Return the messages of an answer up to the end of the range. Cut."""
+        batch = answer.batch(blocks)
+        if answer.sequences[-1] <= self.last:
+            return batch
         return Batch(batch.raw[: bisect_right(batch.sequences, self.last)])

@@ -245,8 +245,8 @@ async def test_a_stream_of_which_most_is_deleted_is_read_with_few_requests(natty
     await natty.publish(f"{tiers.stream}.old", b"")
     await tiers.publish(100)
     asked = []
-    once = direct_get.DirectGet._once
-    monkeypatch.setattr(direct_get.DirectGet, "_once", lambda self, at: asked.append(at) or once(self, at))
+    send = direct_get.DirectGet._send
+    monkeypatch.setattr(direct_get.DirectGet, "_send", lambda self, at: asked.append(at) or send(self, at))
     assert await tiers.ask() == counted([101, 200, 201])
     assert len(asked) <= 4
 
@@ -324,15 +324,15 @@ async def test_a_replica_that_is_behind_its_leader_is_not_the_end(tiers, monkeyp
     await tiers.publish(20)
     ask, behind = direct_get.DirectGet._ask, []
 
-    async def lagging(self, position):
+    async def lagging(self, position, sent=None):
         if len(behind) < 4:
             behind.append(position)
             if position > 12:
                 return None
-            answer = await ask(self, position)
+            answer = await ask(self, position, sent)
             mine = answer.messages.slice(0, 12 - position + 1)
             return answer._replace(messages=mine, last=12, pending=0)
-        return await ask(self, position)
+        return await ask(self, position, sent)
 
     monkeypatch.setattr(direct_get.DirectGet, "_ask", lagging)
     async with asyncio.timeout(PATIENCE):

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.formats.envelope import SCHEMA
 from capture.reading import direct_get
-from capture.reading.direct_answers import list_sequences, take_until
+from capture.reading.direct_answers import is_message, list_sequences, take_until
 from capture.spark.jetstream.ranges import RangeReader
 from capture.spark.jetstream.readers import ENVELOPE
 from natty import Batch, Natty
@@ -96,19 +96,33 @@ async def test_a_connection_that_is_lost_in_the_middle_costs_no_message(natty_pr
         await until(lambda: client.connection.reconnects >= 1)
 
 
-async def test_an_answer_of_which_a_part_is_missing_is_asked_for_again(natty, stream, monkeypatch):
+@pytest.mark.parametrize("place", [0, 1, -2], ids=["the first", "one in the middle", "the last"])
+async def test_an_answer_of_which_a_part_is_missing_is_asked_for_again(place, natty, stream, monkeypatch):
     whole, cut = direct_get.DirectGet._receive, []
 
     def lossy(self, batch):
         messages = list(batch.raw)
-        if len(cut) < 3 and len(messages) > 2:
-            cut.append(messages.pop(1))
+        if len(cut) < 3 and len(messages) > 2 and not is_message(messages[-1][2]):
+            cut.append(messages.pop(place))
         whole(self, Batch(messages))
 
     monkeypatch.setattr(direct_get.DirectGet, "_receive", lossy)
     monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 7)
     assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
     assert cut
+
+
+async def test_the_next_request_is_sent_before_an_answer_is_parsed(natty, stream, monkeypatch):
+    make, sent = direct_get.DirectGet.make, []
+
+    def note(self, *answer):
+        sent.append((self._number, self._connection._out[:]))
+        return make(self, *answer)
+
+    monkeypatch.setattr(direct_get.DirectGet, "make", note)
+    monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 7)
+    assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
+    assert sent == [(2, []), (3, []), (3, [])]  # and nothing waits to be written
 
 
 async def test_an_answer_that_does_not_come_is_asked_for_again(natty, stream, monkeypatch):
@@ -130,8 +144,8 @@ async def test_a_replica_that_is_behind_is_waited_for(natty, stream, monkeypatch
     """What it has not got yet is no deleted message: the leader is asked before the end is believed."""
     ask, behind = direct_get.DirectGet._ask, []
 
-    async def lagging(self, position):
-        answer = await ask(self, position)
+    async def lagging(self, position, sent=None):
+        answer = await ask(self, position, sent)
         if answer is not None and len(behind) < 2:
             behind.append(position)
             return (

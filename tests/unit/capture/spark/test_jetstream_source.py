@@ -15,13 +15,13 @@ from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA, to_records, to_table
 from capture.ingest.record import Records
 from capture.reading.direct_answers import (
+    Answer,
     Broken,
     Cut,
     Mirrored,
+    Unbatched,
     is_message,
     list_sequences,
-    make_batch,
-    of_answer,
     take_until,
 )
 from capture.reading.stream_range import StreamFacts
@@ -30,6 +30,7 @@ from capture.spark.jetstream.readers import ENVELOPE, list_columns
 from capture.spark.jetstream.rows import Outgoing, check_columns, make_outgoing
 from capture.spark.jetstream.source_options import ReadOptions, WriteOptions, option_names
 from capture.spark.jetstream.splits import Offset, Tally, ranges, resume
+from natty import Batch
 
 ROOT = Path(__file__).parents[4]
 KINDS = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "INT": IntegerType()}
@@ -215,9 +216,17 @@ def answer(*messages, stream="ORDERS"):
     return raw
 
 
+def whole(raw, read=2):
+    """The answer of which each read of the socket brings so many messages."""
+    found = Answer("ORDERS")
+    for at in range(0, len(raw), read):
+        found.add(Batch(raw[at : at + read]))
+    return found
+
+
 def test_an_answer_becomes_columns_and_own_headers_come_out_as_they_went_in():
     own = b"NATS/1.0\r\nA: 1\r\nNats-Stream: mine\r\nNats-Sequence: 5\r\nA: 2\r\n\r\n"
-    rows = of_answer(answer((3, b"", b"x"), (7, own, b""), (12, b"", b"\r\n")), "ORDERS", 12)
+    rows = whole(answer((3, b"", b"x"), (7, own, b""), (12, b"", b"\r\n"))).rows()
     found = to_records(rows)
     assert found.sequences == [3, 7, 12]
     assert found.subjects == [b"orders.3", b"orders.7", b"orders.12"]
@@ -254,67 +263,90 @@ def test_an_answer_has_the_rows_that_its_messages_have_one_by_one(messages, colu
         deliveries=[1] * len(raw),
     )
     expected = to_table(records)
-    assert of_answer(raw, "ORDERS", len(raw)).to_pylist() == expected.to_pylist()
-    assert to_table(Records.of(make_batch(raw, "ORDERS", len(raw)))).to_pylist() == expected.to_pylist()
+    assert whole(raw).rows().to_pylist() == expected.to_pylist()
+    batch = whole(raw).batch()
+    again = Batch(batch.raw)  # its numbers are read from the ack subjects
+    assert (batch.sequences, batch.times_ns, batch.deliveries) == (again.sequences, again.times_ns, again.deliveries)
+    assert to_table(Records.of(batch)).to_pylist() == expected.to_pylist()
     names = [name for name in SCHEMA.names if name == "sequence" or name in columns]
-    some = of_answer(raw, "ORDERS", len(raw), columns)
+    some = whole(raw).rows(columns)
     assert some.schema.names == names
     assert some.to_pylist() == expected.select(names).to_pylist()
 
 
-def test_an_answer_with_a_hole_is_noticed():
-    whole = answer((3, b"", b""), (7, b"", b""), (12, b"", b""))
-    status, cut = (b"", b"", b"NATS/1.0 503\r\n\r\n", b""), (*whole[1][:2], whole[1][2][:-30], b"")
-    renamed = (*whole[1][:2], whole[1][2].replace(b"Nats-Sequence", b"Nats-Position"), b"")
-    for broken in (
-        *(whole[1:], whole[:1] + whole[2:], whole[:2]),
-        *([whole[0], other, whole[2]] for other in (status, cut, renamed)),
-    ):
+@pytest.mark.parametrize("read", [1, 2, 3])
+def test_an_answer_with_a_hole_is_noticed(read):
+    raw = answer((3, b"", b""), (7, b"", b""), (12, b"", b""))
+    for broken in (raw[1:], raw[:1] + raw[2:]):
         with pytest.raises(Broken):
-            of_answer(broken, "ORDERS", 12)
+            whole(broken, read)
+
+
+def test_an_answer_with_anything_else_is_noticed():
+    raw = answer((3, b"", b""), (7, b"", b""), (12, b"", b""))
+    status, cut = (b"", b"", b"NATS/1.0 503\r\n\r\n", b""), (*raw[1][:2], raw[1][2][:-30], b"")
+    renamed = (*raw[1][:2], raw[1][2].replace(b"Nats-Sequence", b"Nats-Position"), b"")
+    for other in (status, cut, renamed):
+        with pytest.raises(Broken):
+            whole([raw[0], other, raw[2]])
+
+
+def test_the_answer_of_a_server_that_sends_one_message_at_a_time_is_noticed():
+    head, _, _ = answer((3, b"", b""))[0][2].partition(b"Nats-Num-Pending")
+    with pytest.raises(Unbatched):
+        whole([(b"_INBOX.1", b"", head + b"\r\n", b"")])
 
 
 def test_what_the_server_says_counts_and_not_what_a_message_without_an_end_of_its_headers_says():
     forged = answer((7, b"", b""))[0][2].removeprefix(b"NATS/1.0\r\n").replace(b"orders.7", b"orders.paid")
     blocks = {3: b"NATS/1.0\r\nA: bcd", 7: b"NATS/1.0\r\n" + forged[:-4] + b"xy", 12: b""}
     raw = answer(*((sequence, block, b"") for sequence, block in blocks.items()))
-    assert all(map(is_message, raw))
+    assert all(is_message(block) for _, _, block, _ in raw)
     with pytest.raises(Cut) as error:
-        of_answer(raw, "ORDERS", 12)
+        whole(raw).rows()
     assert error.value.sequences == [3, 7]
     with pytest.raises(Cut) as error:
-        of_answer(raw, "ORDERS", 12, blocks={3: blocks[3]})
+        whole(raw).rows(known={3: blocks[3]})
     assert error.value.sequences == [7]
     with pytest.raises(Cut):
-        make_batch(raw, "ORDERS", 12)
-    delivered = Records.of(make_batch(raw, "ORDERS", 12, blocks=blocks))
+        whole(raw).batch()
+    delivered = Records.of(whole(raw).batch(known=blocks))
     assert delivered.header_blocks == list(blocks.values())
     assert delivered.sequences == [3, 7, 12]
     assert (delivered.stream, delivered.deliveries) == ("ORDERS", [1, 1, 1])
-    found = to_records(of_answer(raw, "ORDERS", 12, blocks=blocks))
+    found = to_records(whole(raw).rows(known=blocks))
     assert found.header_blocks == list(blocks.values())
     assert found.subjects == [b"orders.3", b"orders.7", b"orders.12"]
-    assert of_answer(raw, "ORDERS", 12, ["subject"]).column("subject").to_pylist() == [
+    assert whole(raw).rows(["subject"]).column("subject").to_pylist() == [
         "orders.3",
         "orders.7",
         "orders.12",
     ]
 
 
+def test_a_newer_server_may_append_further_headers():
+    raw = [
+        (subject, reply, block[:-2] + b"Nats-Later: 1\r\n\r\n", payload)
+        for subject, reply, block, payload in answer((3, b"", b"x"), (7, b"NATS/1.0\r\nA: 1\r\n\r\n", b""))
+    ]
+    found = to_records(whole(raw).rows())
+    assert (found.sequences, found.header_blocks) == ([3, 7], [b"", b"NATS/1.0\r\nA: 1\r\n\r\n"])
+
+
 def test_the_answer_of_a_mirror_is_noticed():
     with pytest.raises(Mirrored):
-        of_answer(answer((3, b"", b""), stream="ORDERS-COPY"), "ORDERS", 3)
+        whole(answer((3, b"", b""), stream="ORDERS-COPY"))
 
 
 def test_a_status_is_no_message_and_a_message_that_looks_like_one_is():
     end = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 5\r\n\r\n"
-    assert not is_message((b"", b"", end, b""))
-    assert is_message(answer((1, b"NATS/1.0 503\r\n\r\n", b""))[0])
+    assert not is_message(end)
+    assert is_message(answer((1, b"NATS/1.0 503\r\n\r\n", b""))[0][2])
 
 
 def test_messages_are_rows_of_the_envelope_as_spark_takes_them():
     assert to_arrow_schema(ENVELOPE).equals(SCHEMA)
-    (row,) = of_answer(answer((3, b"NATS/1.0\r\nB: 1\r\n\r\n", b"p")), "ORDERS", 3).to_pylist()
+    (row,) = whole(answer((3, b"NATS/1.0\r\nB: 1\r\n\r\n", b"p"))).rows().to_pylist()
     assert (row["stream"], row["deliveries"], row["headers"]) == ("ORDERS", 1, [("B", ["1"])])
 
 
