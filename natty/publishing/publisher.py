@@ -282,7 +282,7 @@ class Publisher:
     def _send(self) -> None:
         """Write what `publish` has taken since the last time, at the end of the turn at the latest."""
         messages, self._unsent = self._unsent, []
-        first = self._number - len(messages) + 1
+        first = self._number - len(messages) + 1 - (self._base if self._fast else 0)
         self._look_again_at = 0
         try:
             if messages and not self._broken:

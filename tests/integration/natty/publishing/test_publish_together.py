@@ -5,11 +5,12 @@ import threading
 from collections import Counter
 
 import pytest
-from patient import PATIENT
+from patient import PATIENT, until
 from publishing import LASTING, UNHURRIED, make_stream, payloads
 
 from natty import Natty
 from natty.errors import WrongLoopError
+from natty.publishing import publisher as publishing
 
 PATHS = pytest.mark.parametrize("path", ["fast", "window"])
 
@@ -43,6 +44,26 @@ async def test_what_one_turn_takes_is_one_write(natty, stream, written, path):
     assert sum(written) == 59  # the first begins the batch, and is sent alone
     assert len(written) == 3
     assert await payloads(natty, stream) == [b"%d" % i for i in range(60)]
+
+
+@PATHS
+@pytest.mark.parametrize("end", ["flush", "idle"])
+async def test_the_batches_after_the_first_one_are_stored_without_a_second_try(
+    natty, stream, path, end, monkeypatch, caplog
+):
+    """A batch ends with a flush, and when nothing more comes; the next one counts from 1 again."""
+    monkeypatch.setattr(publishing, "IDLE", 0.02)
+    async with natty.publisher(stream, path=path, **UNHURRIED) as publisher:
+        for batch in range(4):
+            for i in range(20):
+                await publisher.publish(f"{stream}.a", b"%d" % (20 * batch + i))
+            if end == "flush":
+                await publisher.flush()
+            else:
+                await until(lambda: not publisher.waiting)
+        assert ("fast ingest" in repr(publisher)) == (path == "fast")
+    assert "again after" not in caplog.text
+    assert await payloads(natty, stream) == [b"%d" % i for i in range(80)]
 
 
 @PATHS
