@@ -64,7 +64,7 @@ class Consumption(RunsAsTask):
             jetstream,
             stream,
             durable,
-            PullOptions(max_messages=options.max_messages, max_bytes=options.max_bytes),
+            PullOptions(max_messages=options.max_messages, max_bytes=options.max_bytes, read_pause=options.read_pause),
             recreate=self._ensure,
             on_stop=lambda: self._work.release(self._stint),
         )

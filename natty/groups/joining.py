@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from natty.config.options import Count, SecondsOrZero, ServerSeconds
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.options import OrderedBy, WorkOptions
 from natty.consuming.reports import OnError
 from natty.groups.settings import ACK_WAIT
+from natty.pulling.requests import PullOptions
 from natty.streams import ConsumerConfig
 from natty.streams.conversion import check_consumer_settings
 
@@ -20,6 +21,7 @@ PARTITION = "partition"
 MAX_DELIVERIES = 30
 LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1; instances of one member must use the same value
+MOST_PAUSED = 0.1  # of ack_wait: what keeps the pin is read later by a pause
 
 
 class State(StrEnum):
@@ -71,6 +73,8 @@ class JoinSettings(TypedDict, total=False):
     """Unfinished messages of this member. Default 500."""
     max_bytes: int
     """Bytes of unfinished messages that this instance holds; more while it takes over. Default 32 MiB."""
+    read_pause: float
+    """As of `consume`, and at most a tenth of `ack_wait`. Default 0.0."""
     shutdown_timeout: float
     """Seconds that running handlers have to finish when partitions or the pin are handed over. Default 10.0."""
     consumer: ConsumerConfig
@@ -109,7 +113,18 @@ class JoinOptions(WorkOptions):
         self.check_batch("max_ack_pending", self.max_ack_pending)
         if self.ordered_by is None:
             raise ValueError('a group is there for order: ordered_by is "partition", or a key within the partition')
+        if self.read_pause > self.ack_wait * MOST_PAUSED:
+            raise ValueError(
+                f"read_pause {self.read_pause:g} is over a tenth of ack_wait {self.ack_wait:g}: the pin could be lost"
+            )
         check_consumer_settings(self.consumer, "consumer")
+
+    def limit_requests(self, consumer: Mapping[str, Any]) -> PullOptions:
+        """Return the limits of requests to a consumer with this configuration."""
+        limits = [one for one in (self.max_ack_pending, consumer.get("max_ack_pending", 0)) if one > 0]
+        return PullOptions(
+            max_messages=min(limits, default=MAX_ACK_PENDING), max_bytes=self.max_bytes, read_pause=self.read_pause
+        )
 
     @property
     def settings(self) -> ConsumerConfig:

@@ -22,7 +22,7 @@ from natty.errors import (
 )
 from natty.groups.admin import BUCKETS, GroupAdmin
 from natty.groups.instance import Do, Instance, Own, Step
-from natty.groups.joining import MAX_ACK_PENDING, JoinOptions, MemberEvent, State
+from natty.groups.joining import JoinOptions, MemberEvent, State
 from natty.groups.lag import count_lag
 from natty.groups.place import Place, parse_info
 from natty.groups.reading import Reading
@@ -299,14 +299,13 @@ class Membership:
             facts = (self.consumer, self.stream, timings.ack_wait, config.get("max_ack_pending"))
             logger.warning(text, *facts, extra={"action": "adopted"})
         self._instance.note_created()
-        limits = [one for one in (self.options.max_ack_pending, config.get("max_ack_pending", 0)) if one > 0]
         self._reading = Reading(
             self._jetstream,
             (self.stream, self.consumer, info["created"]),
             timings,
             self.work,
             self._memory,
-            (min(limits, default=MAX_ACK_PENDING), self.options.max_bytes),
+            self.options.limit_requests(config),
             config,
             changed=self._on_reading,
             limit=lambda: self.limit(),

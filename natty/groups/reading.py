@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -47,7 +48,7 @@ class Reading:
         timings: Timings,
         work: Work,
         memory: Memory,
-        credit: tuple[int, int],
+        options: PullOptions,
         config: dict[str, Any],
         *,
         changed: Callable[[], None],
@@ -63,9 +64,7 @@ class Reading:
         self._window = min(timings.ack_wait, timings.pinned_ttl)
         self._margin = STOP_BEFORE * min(timings.ack_wait, longest)
         self._pin = Pin(PRIORITY_GROUP, self._on_pin_change, self._on_refused, self._on_renewed)
-        options = PullOptions(
-            max_messages=credit[0], max_bytes=credit[1], expires=timings.pull_expires, heartbeat=timings.pull_heartbeat
-        )
+        options = replace(options, expires=timings.pull_expires, heartbeat=timings.pull_heartbeat)
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
         self._pull.respect(config)
         self._receipts = Receipts(self._pull)

@@ -30,6 +30,9 @@ _PIN_REFUSED = 423  # another client is pinned, or none is
 _TOO_LARGE = "message size exceeds maxbytes"  # only its text identifies this status
 _COMPLETED = "Batch Completed"
 
+ReadPause = Annotated[float, Range(0, 1)]
+"""Seconds; see `PullSettings.read_pause`."""
+
 
 class PullSettings(TypedDict, total=False):
     """The options of `pull` as keywords: the fields of `PullOptions`."""
@@ -61,7 +64,7 @@ class PullOptions:
     expires: ServerSeconds = 10.0
     heartbeat: ServerSeconds = 5.0
     tick: ServerSeconds | None = None
-    read_pause: Annotated[float, Range(0, 1)] = 0.0
+    read_pause: ReadPause = 0.0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -1,13 +1,16 @@
 """Pauses of reading: when they begin and end, and that nothing is read meanwhile, over TLS and without."""
 
 import asyncio
+import contextlib
 import socket
 import time
 
 import pytest
+from group_members import partitioned
 from patient import NEVER, PATIENT, until
 
 from natty import Natty
+from natty.groups.joining import JoinOptions
 from natty.pulling.requests import PullOptions
 from natty.wire.read_pauses import SMALL_BYTES, ReadPauses
 
@@ -108,6 +111,56 @@ async def test_a_pull_with_a_pause_gets_all_messages_in_few_batches(natty, nats_
         await publishing
     assert got == [b"%d" % number for number in range(count)]
     assert batches <= (time.monotonic() - began) / pause + 2
+
+
+@contextlib.asynccontextmanager
+async def consumed(client, stream, handle, seconds):
+    """A handler of `consume` runs."""
+    consumption = client.consume(stream, "d", handle, read_pause=seconds)
+    running = asyncio.create_task(consumption.run())
+    await consumption.ready.wait()
+    yield
+    consumption.stop()
+    await running
+
+
+@contextlib.asynccontextmanager
+async def shared(client, stream, handle, seconds):
+    """A member of a group runs the handler."""
+    group = client.static_group(stream, "g")
+    await group.create(1, [f"{stream}.*"], members=["m"])
+    async with group.join("m", handle, ack_wait=10.0, read_pause=seconds):
+        yield
+
+
+@pytest.mark.parametrize("run", [consumed, shared])
+async def test_a_handler_with_a_pause_gets_all_messages_with_few_reads(run, natty, nats_server, natty_name):
+    stream, pause, count = natty_name("PAUSES"), 0.2, 100
+    await natty.create_stream(stream, **partitioned(stream, 1))
+    got, begun = [], []
+
+    async def handle(message):
+        got.append(message.data)
+
+    async with Natty(**nats_server.connect_options(), **PATIENT) as near:
+        pauses = near.connection.read_pauses
+        begin = pauses.begin
+        pauses.begin = lambda nbytes: (begun.append(pauses.wanted), begin(nbytes))
+        began = time.monotonic()
+        async with run(near, stream, handle, pause):
+            for number in range(count):
+                await natty.publish(f"{stream}.{number}", b"%d" % number)
+                await asyncio.sleep(0.005)
+            await until(lambda: len(got) == count)
+        most = (time.monotonic() - began) / pause + 2
+    assert sorted(got, key=int) == [b"%d" % number for number in range(count)]
+    assert set(begun) == {pause}
+    assert len(begun) <= most
+
+
+def test_the_pauses_of_a_member_are_short_beside_its_pin():
+    with pytest.raises(ValueError, match=r"^read_pause 0\.2 is over a tenth of ack_wait 1: the pin could be lost$"):
+        JoinOptions(ack_wait=1.0, read_pause=0.2)
 
 
 async def test_below_tls_nothing_is_read_during_a_pause_either(nats_server, natty_name):
