@@ -125,6 +125,17 @@ async def test_the_next_request_is_sent_before_an_answer_is_parsed(natty, stream
     assert sent == [(2, []), (3, []), (3, [])]  # and nothing waits to be written
 
 
+async def test_an_answer_that_waits_for_a_slow_reader_is_not_requested_again(natty, stream, monkeypatch):
+    monkeypatch.setattr(direct_get, "SILENCE", 0.5)
+    monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 7)
+    direct, found = direct_get.DirectGet(natty, stream, 1, 20), []
+    async for rows in direct:
+        found += list_sequences(rows)
+        await asyncio.sleep(1.0)
+    assert found == list(range(1, 21))
+    assert direct._number == 3
+
+
 async def test_an_answer_that_does_not_come_is_asked_for_again(natty, stream, monkeypatch):
     send, swallowed = natty.connection.send, []
 
