@@ -299,29 +299,26 @@ def test_the_answer_of_a_server_that_sends_one_message_at_a_time_is_noticed():
 
 def test_what_the_server_says_counts_and_not_what_a_message_without_an_end_of_its_headers_says():
     forged = answer((7, b"", b""))[0][2].removeprefix(b"NATS/1.0\r\n").replace(b"orders.7", b"orders.paid")
-    blocks = {3: b"NATS/1.0\r\nA: bcd", 7: b"NATS/1.0\r\n" + forged[:-4] + b"xy", 12: b""}
+    cut = {3: b"NATS/1.0\r\nA: bcd", 7: b"NATS/1.0\r\n" + forged[:-4] + b"xy", 10: b"xy"}
+    blocks = cut | {12: b""}
     raw = answer(*((sequence, block, b"") for sequence, block in blocks.items()))
     assert all(is_message(block) for _, _, block, _ in raw)
-    with pytest.raises(Cut) as error:
-        whole(raw).rows()
-    assert error.value.sequences == [3, 7]
-    with pytest.raises(Cut) as error:
-        whole(raw).rows(known={3: blocks[3]})
-    assert error.value.sequences == [7]
-    with pytest.raises(Cut):
-        whole(raw).batch()
-    delivered = Records.of(whole(raw).batch(known=blocks))
-    assert delivered.header_blocks == list(blocks.values())
-    assert delivered.sequences == [3, 7, 12]
-    assert (delivered.stream, delivered.deliveries) == ("ORDERS", [1, 1, 1])
-    found = to_records(whole(raw).rows(known=blocks))
-    assert found.header_blocks == list(blocks.values())
-    assert found.subjects == [b"orders.3", b"orders.7", b"orders.12"]
-    assert whole(raw).rows(["subject"]).column("subject").to_pylist() == [
-        "orders.3",
-        "orders.7",
-        "orders.12",
-    ]
+    for read in (1, len(raw)):
+        with pytest.raises(Cut) as error:
+            whole(raw, read).rows()
+        assert error.value.sequences == [3, 7, 10]
+        with pytest.raises(Cut) as error:
+            whole(raw, read).batch(known={3: blocks[3]})
+        assert error.value.sequences == [7, 10]
+        delivered = Records.of(whole(raw, read).batch(known=cut))
+        assert delivered.header_blocks == list(blocks.values())
+        assert delivered.sequences == list(blocks)
+        assert (delivered.stream, delivered.deliveries) == ("ORDERS", [1] * 4)
+        found = to_records(whole(raw, read).rows(known=cut))
+        assert found.header_blocks == list(blocks.values())
+        assert found.subjects == [b"orders.3", b"orders.7", b"orders.10", b"orders.12"]
+        subjects = whole(raw, read).rows(["subject"]).column("subject").to_pylist()
+        assert subjects == [f"orders.{sequence}" for sequence in blocks]
 
 
 def test_a_newer_server_may_append_further_headers():
