@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.pulling.credit import Credit, Request
-from natty.pulling.pull import size_of
+from natty.pulling.pull import Credit, Request, size_of
 
 MIB = 1024 * 1024
 
