@@ -160,6 +160,7 @@ class Publisher:
         self._healing: asyncio.Future[None] | None = None
         self._progress = asyncio.Event()
         self._repairing = asyncio.Lock()
+        self._flushing = 0
         self._broken = ""
         self._room = self.options.window  # lowered where the server slows fast ingest down
         self._most_bytes = self.options.window_bytes
@@ -263,10 +264,10 @@ class Publisher:
             self._unwritten = 0
             self._send()
             await self._write()
-        if self._connection.state == "closed":
-            raise ConnectionClosedError("the client is closed: it publishes nothing more")
-        if not self._may_send():
+        if not self._may_send() and self._connection.state != "closed":
             await self._until(self._may_send)
+        if self._subscription is None or self._connection.state == "closed":
+            raise ConnectionClosedError("the publisher or its client is closed: it publishes nothing more")
         loop, largest = asyncio.get_running_loop(), self._connection.max_payload
         if self._look is None:
             self._look = loop.call_later(IDLE, self._look_after, self._number + 1)
@@ -296,12 +297,17 @@ class Publisher:
     def _may_send(self) -> bool:
         """Whether the next message can be sent: there is room, and no message before it is in doubt."""
         full = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
-        return not (full or self._broken or self._ended or self._settling) or not self._waiting
+        return not self._flushing and (not (full or self._broken or self._ended or self._settling) or not self._waiting)
 
     async def flush(self) -> None:
         """Return when every message taken so far is stored. PublishError: some are not; it names the first of them."""
         self._connection.check_loop()
-        await self._until(lambda: not self._waiting, ending=True)
+        self._flushing += 1
+        try:
+            await self._until(lambda: not self._waiting, ending=True)
+        finally:
+            self._flushing -= 1
+            self._progress.set()
         self._be_fast_again()
         if self._reporter is not None:
             await self._reporter.settle()
@@ -409,15 +415,20 @@ class Publisher:
         except PayloadTooLargeError as error:  # what follows takes its place
             self._fail(number, str(error))
             self._number -= number == self._number
+            self._look_again_at = 0
 
     def _look_after(self, number: int) -> None:
-        """Handle messages that wait while neither `publish` nor `flush` runs: request acks, send again, or give up."""
+        """Request acks if message `number`, the newest a moment ago, still waits: of few the next ack is far off."""
         self._look = None
         if not self._waiting:
             self._be_fast_again()
-            return
+            if number == self._number:
+                self._ended = self._fast  # the server drops an idle batch
+                return
         self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
-        if self._fast and number == self._number and not self._broken:
+        if not self._waiting:
+            return
+        if self._fast and number in self._waiting and not self._broken:
             self._end_batch()
         if self._healing is None or self._healing.done():
             self._healing = asyncio.ensure_future(self._until(lambda: not self._waiting))
@@ -549,6 +560,8 @@ class Publisher:
         if event == "closed":
             self._broken = "no ack yet"
             self._give_up("because the client was closed", self._broken)
+        elif event != "connected" and not self._waiting:
+            self._ended = self._fast  # the next message begins a batch
         elif event != "connected" and not self._broken:
             self._broken = "the connection was lost"
         self._progress.set()

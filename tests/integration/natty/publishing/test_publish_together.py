@@ -5,12 +5,13 @@ import threading
 from collections import Counter
 
 import pytest
-from patient import PATIENT, until
+from patient import NEVER, PATIENCE, PATIENT, until
 from publishing import LASTING, UNHURRIED, make_stream, payloads
 
 from natty import Natty
-from natty.errors import WrongLoopError
+from natty.errors import ConnectionClosedError, PublishError, WrongLoopError
 from natty.publishing import publisher as publishing
+from natty.testing import NatsServer, ServerOptions
 
 PATHS = pytest.mark.parametrize("path", ["fast", "window"])
 
@@ -184,3 +185,101 @@ async def test_many_tasks_publish_each_message_once_while_links_break(natty_prox
         assert publisher.stored == 3000
     found = Counter(await payloads(natty, stream))
     assert found == Counter(f"{task}-{i}".encode() for task in range(20) for i in range(150))
+
+
+@PATHS
+async def test_a_few_messages_a_second_are_stored_and_none_is_reported(natty, stream, path, monkeypatch, caplog):
+    """The server acknowledges them rarely, so the publisher asks before it takes them for lost."""
+    monkeypatch.setattr(publishing, "IDLE", 0.3)
+    async with natty.publisher(stream, path=path, ack_timeout=2.0, give_up=PATIENCE) as publisher:
+        for i in range(200):
+            await publisher.publish(f"{stream}.a", b"%d" % i)
+            await asyncio.sleep(0.02)
+    assert "again after" not in caplog.text
+    assert await payloads(natty, stream) == [b"%d" % i for i in range(200)]
+
+
+@PATHS
+async def test_a_flush_ends_while_other_tasks_go_on_publishing(natty, stream, path):
+    stop = False
+
+    async def publish():
+        while not stop:
+            await publisher.publish(f"{stream}.a", b"x")
+
+    async with natty.publisher(stream, path=path, **UNHURRIED) as publisher:
+        tasks = [asyncio.create_task(publish()) for _ in range(3)]
+        await until(lambda: publisher.stored)
+        for _ in range(5):
+            async with asyncio.timeout(PATIENCE):
+                await publisher.flush()
+        stop = True
+        await asyncio.gather(*tasks)
+
+
+@PATHS
+async def test_a_publisher_that_was_closed_takes_nothing_more(natty, stream, path):
+    async with natty.publisher(stream, path=path, **UNHURRIED) as publisher:
+        await publisher.publish(f"{stream}.a", b"1")
+    with pytest.raises(ConnectionClosedError, match="the publisher or its client is closed: it publishes"):
+        await publisher.publish(f"{stream}.a", b"2")
+    assert await payloads(natty, stream) == [b"1"]
+
+
+@PATHS
+async def test_who_waits_for_room_when_a_publisher_ends_is_told(victim, natty_name, path):
+    async with Natty(**victim.connect_options(), **PATIENT) as client:
+        stream = await make_stream(client, natty_name("ROOM"))
+        publisher = await client.publisher(stream, path=path, window=4, **UNHURRIED).__aenter__()
+        victim.pause()
+        try:
+            waiting = [asyncio.create_task(publisher.publish(f"{stream}.a", b"%d" % i)) for i in range(8)]
+            await asyncio.sleep(0.2)
+            publisher.abandon()
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+        finally:
+            victim.resume()
+        refused = [one for one in told if isinstance(one, ConnectionClosedError)]
+        assert len(refused) == 4
+        assert publisher.failed == 4
+        assert not publisher.waiting
+
+
+async def test_a_batch_whose_first_message_is_too_large_begins_with_the_next_one(natty_name, caplog):
+    with NatsServer(ServerOptions(max_payload_bytes=4096)) as server:
+        async with Natty(**server.connect_options(), **PATIENT) as client:
+            stream = await make_stream(client, natty_name("LARGE"))
+            publisher = await client.publisher(stream, path="fast", **UNHURRIED).__aenter__()
+            for i, size in enumerate((5000, 1, 1, 1)):
+                await publisher.publish(f"{stream}.a", b"%d" % i * size)
+            with pytest.raises(PublishError, match="1 of 4 messages were not stored"):
+                await publisher.flush()
+            publisher.abandon()
+            assert await payloads(client, stream) == [b"1", b"2", b"3"]
+    assert "again after" not in caplog.text
+
+
+async def test_an_idle_batch_is_ended_also_when_all_of_it_is_acknowledged(natty, stream, monkeypatch, caplog):
+    """The server drops an idle batch after ten seconds; a message after that would find none."""
+    monkeypatch.setattr(publishing, "IDLE", 0.1)
+    async with natty.publisher(stream, path="fast", window=8, **UNHURRIED) as publisher:
+        for batch in range(2):
+            for i in range(20):
+                await publisher.publish(f"{stream}.a", b"%d" % (20 * batch + i))
+            await until(lambda: not publisher.waiting and publisher._ended)
+    assert "again after" not in caplog.text
+    assert await payloads(natty, stream) == [b"%d" % i for i in range(40)]
+
+
+async def test_the_first_message_after_a_reconnect_does_not_wait(natty_proxy, natty, stream, caplog, monkeypatch):
+    monkeypatch.setattr(publishing, "IDLE", NEVER)
+    async with Natty(**natty_proxy.options, **PATIENT) as far, far.publisher(stream, **UNHURRIED) as publisher:
+        await publisher.publish(f"{stream}.a", b"1")
+        await publisher.flush()
+        await natty_proxy.cut()
+        await natty_proxy.restore()
+        await until(lambda: far.connection.reconnects == 1 and far.connection.connected)
+        await publisher.publish(f"{stream}.a", b"2")
+        await publisher.flush()
+    assert "again after" not in caplog.text
+    assert await payloads(natty, stream) == [b"1", b"2"]
