@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -29,7 +29,11 @@ class Broken(Exception):
 
 class Cut(Exception):
     """Header blocks of messages do not end as they should: the server puts its headers in the place of their last two
-    bytes. `sequences` are those of the messages."""
+    bytes. `sequences` are those of the messages.
+
+    It can't be seen that a block ended in a line break and two other bytes, or had only one or two bytes: the first is
+    read without these two, the second as no headers.
+    """
 
     def __init__(self, sequences: list[int]) -> None:
         super().__init__(f"header blocks without an end: {sequences}")
@@ -112,10 +116,10 @@ class Answer:
             sequences = list(map(int, numbers))
         except (IndexError, ValueError) as error:
             raise Broken from error
-        if streams.count(self._line) != len(rows) or sum(map(len, rows)) != (1 + added) * len(rows):
+        if streams.count(self._line) != len(rows):
             if not all(each.endswith(self._line) for each in streams):
                 raise Mirrored("a mirror answers")
-            self.cut += [sequences[at] for at, row in enumerate(rows) if len(row) <= added or streams[at] != self._line]
+            self.cut += [one for one, line in zip(sequences, streams, strict=True) if line != self._line]
         if sent_before != [self._sent, *numbers[:-1]]:
             raise Broken
         self._sent = numbers[-1]
@@ -124,6 +128,15 @@ class Answer:
         self.sequences += sequences
         self._times += times
         self.payloads += batch.payloads
+
+    def leave_out(self, gone: Set[int]) -> None:
+        """Remove the messages with these sequences."""
+        kept = [at for at, sequence in enumerate(self.sequences) if sequence not in gone]
+        self.own, self.subjects, self._times, self.payloads = (
+            [column[at] for at in kept] for column in (self.own, self.subjects, self._times, self.payloads)
+        )
+        self.sequences = [self.sequences[at] for at in kept]
+        self.cut = [sequence for sequence in self.cut if sequence not in gone]
 
     def times_ns(self) -> list[int]:
         """Return the times in nanoseconds. Broken if one is something else."""

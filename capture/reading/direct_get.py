@@ -66,12 +66,12 @@ class _Request:
         return f"_Request({self.reply!r}, {len(self.answer)} messages, ended: {self.ended.is_set()})"
 
     def receive(self, batch: Batch) -> None:
-        """Take what a read of the socket has brought."""
+        """Take what a read of the socket has brought, also the rest of the answer to an earlier request."""
+        self.heard = asyncio.get_running_loop().time()
         if batch.subjects.count(self.reply) != len(batch):
             batch = Batch([raw for raw in batch.raw if raw[0] == self.reply])
         if not len(batch) or self.ended.is_set():
             return
-        self.heard = asyncio.get_running_loop().time()
         last = batch.header_blocks[-1]
         if ends := not is_message(last):
             batch = Batch(batch.raw[:-1])
@@ -187,10 +187,11 @@ class DirectAnswers(ABC, Generic[Made]):
         `sent` is the request for it, if it was sent already.
         """
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun, was_broken = loop.time(), False
         while loop.time() < begun + GIVE_UP:
             request, sent = sent or self._send(position), None
             end = await request.wait() if request else None
+            was_broken = request is not None and isinstance(request.end, Broken)
             status, text = status_of(end) if end else (_NO_RESPONDERS, "")
             if status == _NOT_FOUND:
                 return None
@@ -206,6 +207,11 @@ class DirectAnswers(ABC, Generic[Made]):
             if status == _NO_RESPONDERS and loop.time() > begun + DOUBT:
                 await self._check_stream()
             await asyncio.sleep(RETRY_DELAY)
+        if was_broken:
+            raise CaptureError(
+                f"for {GIVE_UP:g} s every answer to a direct get of stream {self.stream} lacked messages: check the "
+                "servers' logs for routes that are too slow"
+            )
         raise CaptureError(
             f"no server answered a direct get of stream {self.stream} for {GIVE_UP:g} s: check that a server runs, "
             "that the stream has a leader, and that it allows direct get"
@@ -221,20 +227,19 @@ class DirectAnswers(ABC, Generic[Made]):
     async def _make_whole(self, answer: Answer) -> Made:
         """Return the messages of an answer. The stream's leader is asked for header blocks that it does not have.
 
-        Broken: a message has left the stream.
+        Such a message is left out if it has left the stream. Broken if a time is none.
         """
         try:
             return self.make(answer)
         except Cut as error:
             found = await map_concurrently(error.sequences, self._read_block, at_once=AT_ONCE)
-            blocks = dict(zip(error.sequences, found, strict=True))
+            blocks = {one: block for one, block in zip(error.sequences, found, strict=True) if block is not None}
+            answer.leave_out(set(error.sequences) - blocks.keys())
         return self.make(answer, blocks)
 
-    async def _read_block(self, sequence: int) -> bytes:
+    async def _read_block(self, sequence: int) -> bytes | None:
         found = await self._natty.jetstream.read(self.stream, sequence=sequence, timeout=GIVE_UP)
-        if found is None:
-            raise Broken
-        return found.header_block
+        return None if found is None else found.header_block
 
     async def _check_stream(self) -> None:
         """Raise StreamNotFoundError or Disallowed if that is why no server takes the request."""
@@ -269,7 +274,7 @@ class DirectAnswers(ABC, Generic[Made]):
             self._request.finish(None)
 
     def _on_refusal(self, text: str) -> None:
-        if self._api in text.encode():
+        if b'"%b"' % self._api in text.encode():
             self._request.finish(CaptureError(f"stream {self.stream} can't be read, it is not permitted: {text}"))
 
 
@@ -300,6 +305,6 @@ class DirectBatches(DirectAnswers[Batch]):
     def make(self, answer: Answer, blocks: Mapping[int, bytes] = NO_BLOCKS) -> Batch:
         """Return the messages of an answer up to the end of the range. Cut."""
         batch = answer.batch(blocks)
-        if answer.sequences[-1] <= self.last:
+        if not answer.sequences or answer.sequences[-1] <= self.last:
             return batch
         return Batch(batch.raw[: bisect_right(batch.sequences, self.last)])

@@ -54,7 +54,7 @@ class ConsumeSettings(TypedDict, total=False):
     """Bytes of these messages. Default 32 MiB."""
     read_pause: float
     """Seconds that the connection reads nothing after a read that brought messages and less than 32 KiB: fewer reads
-    take less CPU. At most 1.0: everything that comes over the connection may come later by as much. Default 0.0."""
+    take less CPU. At most 0.1: everything that comes over the connection may come later by as much. Default 0.0."""
     keep_alive: bool
     """Restart `ack_wait` of messages that wait or are being handled. Default True."""
     signals: bool

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, TypedDict
 
 from natty.config.options import Count, SecondsOrZero, ServerSeconds
+from natty.config.units import NANOSECONDS
 from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.options import OrderedBy, WorkOptions
 from natty.consuming.reports import OnError
@@ -74,7 +75,7 @@ class JoinSettings(TypedDict, total=False):
     max_bytes: int
     """Bytes of unfinished messages that this instance holds; more while it takes over. Default 32 MiB."""
     read_pause: float
-    """As of `consume`, and at most a tenth of `ack_wait`. Default 0.0."""
+    """As of `consume`; more than a tenth of the consumer's `ack_wait` counts as that. Default 0.0."""
     shutdown_timeout: float
     """Seconds that running handlers have to finish when partitions or the pin are handed over. Default 10.0."""
     consumer: ConsumerConfig
@@ -113,17 +114,15 @@ class JoinOptions(WorkOptions):
         self.check_batch("max_ack_pending", self.max_ack_pending)
         if self.ordered_by is None:
             raise ValueError('a group is there for order: ordered_by is "partition", or a key within the partition')
-        if self.read_pause > self.ack_wait * MOST_PAUSED:
-            raise ValueError(
-                f"read_pause {self.read_pause:g} is over a tenth of ack_wait {self.ack_wait:g}: the pin could be lost"
-            )
         check_consumer_settings(self.consumer, "consumer")
 
     def limit_requests(self, consumer: Mapping[str, Any]) -> PullOptions:
-        """Return the limits of requests to a consumer with this configuration."""
+        """Return the limits of requests to a consumer with this configuration, as the server has it."""
         limits = [one for one in (self.max_ack_pending, consumer.get("max_ack_pending", 0)) if one > 0]
         return PullOptions(
-            max_messages=min(limits, default=MAX_ACK_PENDING), max_bytes=self.max_bytes, read_pause=self.read_pause
+            max_messages=min(limits, default=MAX_ACK_PENDING),
+            max_bytes=self.max_bytes,
+            read_pause=min(self.read_pause, MOST_PAUSED * consumer["ack_wait"] / NANOSECONDS),
         )
 
     @property

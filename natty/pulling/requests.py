@@ -30,7 +30,7 @@ _PIN_REFUSED = 423  # another client is pinned, or none is
 _TOO_LARGE = "message size exceeds maxbytes"  # only its text identifies this status
 _COMPLETED = "Batch Completed"
 
-ReadPause = Annotated[float, Range(0, 1)]
+ReadPause = Annotated[float, Range(0, 0.1)]
 """Seconds; see `PullSettings.read_pause`."""
 
 
@@ -49,7 +49,7 @@ class PullSettings(TypedDict, total=False):
     """Seconds without a message after which an empty batch is yielded; None: never. Default None."""
     read_pause: float
     """Seconds that the connection reads nothing after a read that brought messages and less than 32 KiB: fewer reads
-    take less CPU. At most 1.0: everything that comes over the connection may come later by as much. Default 0.0."""
+    take less CPU. At most 0.1: everything that comes over the connection may come later by as much. Default 0.0."""
 
 
 @dataclass(frozen=True, kw_only=True)
