@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
+from hostile import MALFORMED, publish_raw
 from jetstream_ranges import WAYS, read, rows_of, sequences_of, whole_range
 from patient import NEVER, PATIENCE, PATIENT, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -123,6 +124,36 @@ async def test_the_next_request_is_sent_before_an_answer_is_parsed(natty, stream
     monkeypatch.setattr(direct_get, "REQUEST_MESSAGES", 7)
     assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
     assert sent == [(2, []), (3, []), (3, [])]  # and nothing waits to be written
+
+
+async def test_answers_of_which_a_part_is_always_missing_are_no_missing_answers(natty, stream, monkeypatch):
+    whole = direct_get.DirectGet._receive
+    monkeypatch.setattr(direct_get.DirectGet, "_receive", lambda self, batch: whole(self, Batch(batch.raw[1:])))
+    monkeypatch.setattr(direct_get, "GIVE_UP", 0.5)
+    with pytest.raises(
+        CaptureError, match=f"for 0.5 s every answer to a direct get of stream {stream} lacked messages"
+    ):
+        _ = [rows async for rows in direct_get.DirectGet(natty, stream, 1, 20)]
+
+
+async def test_a_message_that_leaves_the_stream_while_its_headers_are_looked_up_is_left_out(natty, stream, monkeypatch):
+    await publish_raw(natty, f"{stream}.k".encode(), b"", MALFORMED[0])
+    await natty.publish(f"{stream}.k", b"")
+
+    async def gone(self, sequence):
+        return None
+
+    monkeypatch.setattr(direct_get.DirectGet, "_read_block", gone)
+    direct = direct_get.DirectGet(natty, stream, 1, 22)
+    assert [one async for rows in direct for one in list_sequences(rows)] == [*range(1, 21), 22]
+    assert direct._number == 1
+
+
+async def test_a_refusal_for_another_stream_ends_nothing(natty, stream):
+    direct = direct_get.DirectGet(natty, stream, 1, 20)
+    for name, ends in ((f"{stream}X", False), (stream, True)):
+        direct._on_refusal(f'Permissions Violation for Publish to "$JS.API.DIRECT.GET.{name}"')
+        assert direct._request.ended.is_set() == ends
 
 
 async def test_an_answer_that_waits_for_a_slow_reader_is_not_requested_again(natty, stream, monkeypatch):
