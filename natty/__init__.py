@@ -93,11 +93,8 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from natty.names import BadNameError as BadNameError
     from natty.publishing.atomic import AtomicMessage as AtomicMessage
     from natty.publishing.outbox import Outbox as Outbox, OutboxOptions as OutboxOptions
-    from natty.publishing.publisher import (
-        Publisher as Publisher,
-        PublisherOptions as PublisherOptions,
-        PublisherSettings as PublisherSettings,
-    )
+    from natty.publishing.options import PublisherOptions as PublisherOptions, PublisherSettings as PublisherSettings
+    from natty.publishing.publisher import Publisher as Publisher
     from natty.pulling.pull import Pull as Pull
     from natty.pulling.requests import PullOptions as PullOptions, PullSettings as PullSettings
     from natty.streams import (
@@ -150,8 +147,9 @@ else:  # the same names, each imported when it is first used (PEP 562)
         "natty.kv": "BadKeyError Bucket BucketStatus Entry Gone PictureComplete Watch WatchSettings",
         "natty.names": "BadNameError",
         "natty.publishing.atomic": "AtomicMessage",
+        "natty.publishing.options": "PublisherOptions PublisherSettings",
         "natty.publishing.outbox": "Outbox OutboxOptions",
-        "natty.publishing.publisher": "Publisher PublisherOptions PublisherSettings",
+        "natty.publishing.publisher": "Publisher",
         "natty.pulling.pull": "Pull",
         "natty.pulling.requests": "PullOptions PullSettings",
         "natty.streams": """

@@ -37,8 +37,9 @@ from natty.kv import Bucket, BucketStatus, Entry, Gone, Handles, Watch, WatchSet
 from natty.names import check_name
 from natty.publishing import atomic
 from natty.publishing.atomic import AtomicMessage
+from natty.publishing.options import PublisherOptions, PublisherSettings
 from natty.publishing.outbox import Callback, Outbox
-from natty.publishing.publisher import Publisher, PublisherOptions, PublisherSettings
+from natty.publishing.publisher import Publisher
 from natty.pulling.ordered import read, read_options
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions, PullSettings

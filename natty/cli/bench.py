@@ -16,7 +16,7 @@ from rich.console import Console
 from natty import Natty, StreamConfig
 from natty.cli import connect
 from natty.cli.tables import Json, print_document, print_table
-from natty.publishing.publisher import PublishPath
+from natty.publishing.options import PublishPath
 from natty.wire.servers import NEEDS
 
 _MAX_ACK_PENDING = 100_000

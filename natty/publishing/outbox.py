@@ -17,7 +17,8 @@ from natty.config.units import write_count
 from natty.errors import ConnectionClosedError, PublishError
 from natty.jetstream import JetStream
 from natty.names import check_subject, covers
-from natty.publishing.publisher import Publisher, PublisherOptions
+from natty.publishing.options import PublisherOptions
+from natty.publishing.publisher import Publisher
 from natty.publishing.reporting import OnPublishError, Reporter
 from natty.wire.message import Headers
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
 from threading import get_ident
 from types import TracebackType
-from typing import Literal, Self, TypedDict
+from typing import Self
 
 import msgspec
 
-from natty.config.options import Count, Seconds, SecondsOrZero, check_options
 from natty.config.units import write_count
 from natty.errors import (
     UNREADABLE,
@@ -26,7 +24,8 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, PubAnswer, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
-from natty.publishing.reporting import OnPublishError, Reporter
+from natty.publishing.options import PublisherOptions
+from natty.publishing.reporting import Reporter
 from natty.wire import tracing
 from natty.wire.counters import PUBLISHER
 from natty.wire.message import Batch, Headers, as_payload, encode_headers, publish_headers, status_of
@@ -43,42 +42,10 @@ _OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the s
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
 IDLE = 1.0  # seconds without a new message after which a fast batch is ended: the server drops an idle one after ten
 TOO_MANY_REQUESTS = 429  # the server's queue is full: it takes the message later
-PublishPath = Literal["auto", "fast", "window"]
 EXPECTED_STREAM = "Nats-Expected-Stream"
 START, APPEND, END = 0, 1, 3  # of fast ingest: begin a batch, add to it, end it and store no more
+BATCHES_DISABLED = 10205  # the stream's `allow_batched` was switched off
 BATCH_UNKNOWN = 10208  # the fast batch is over: it was idle, or the stream has a new leader
-
-
-class PublisherSettings(TypedDict, total=False):
-    """The options of `publisher` as keywords: the fields of `PublisherOptions`."""
-
-    window: int
-    """Messages that may be in flight. Default 8192."""
-    window_bytes: int
-    """Bytes of payloads that may be in flight; one larger message is sent alone. Default 64 MiB."""
-    ack_timeout: float
-    """Seconds without progress until unacknowledged messages are sent again. Default 5.0."""
-    give_up: float
-    """Seconds without progress until unacknowledged messages are reported as errors. Default 30.0."""
-    path: PublishPath
-    """The protocol: "fast" ingest, "window" for an ack per message, "auto" for what the server has. Default "auto"."""
-    on_error: OnPublishError | None
-    """Called with each message that is not stored; `flush` raises those that it failed with. Default None."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublisherOptions:
-    """How many messages may be in flight, and how long one may take; `PublisherSettings` describes each field."""
-
-    window: Count = 8192
-    window_bytes: Count = 64 * 1024 * 1024
-    ack_timeout: Seconds = 5.0
-    give_up: SecondsOrZero = 30.0
-    path: PublishPath = "auto"
-    on_error: OnPublishError | None = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 class _Waiting(msgspec.Struct, gc=False):
@@ -156,6 +123,7 @@ class Publisher:
         self._unsent: list[_Waiting] = []  # the last of `_waiting`, to be written together
         self._subscription: Subscription | None = None
         self._ended = False  # the fast batch: nothing more may be added to it
+        self._end_place = 0  # in the fast batch, of the last END that was sent; 0: none
         self._look: asyncio.TimerHandle | None = None
         self._healing: asyncio.Future[None] | None = None
         self._progress = asyncio.Event()
@@ -318,10 +286,12 @@ class Publisher:
 
     def _be_fast_again(self) -> None:
         """Use fast ingest again, once the messages that were refused or in doubt have their outcome."""
-        if self._offered and not self._fast and not self._waiting:
-            self._send()
-            self._fast, self._settling = True, False
-            self._open_inbox()
+        if not self._fast and not self._waiting:
+            self._settling = False
+            if self._offered:
+                self._send()
+                self._fast = True
+                self._open_inbox()
 
     async def _write(self) -> None:
         try:
@@ -365,6 +335,8 @@ class Publisher:
                 await asyncio.sleep(RETRY_DELAY)
                 return
             self._send()  # sends nothing, as long as it is broken
+            if self._subscription is None:  # it was abandoned meanwhile
+                return
             reason, self._broken = self._broken, ""
             if self._fast and any(message.in_doubt for message in self._waiting.values()):
                 self._fast, self._settling = False, True  # a fast batch takes a message that is being stored for stored
@@ -390,7 +362,9 @@ class Publisher:
         if self._subscription is not None:
             self._subscription.close()
         self._inbox = self._connection.new_inbox()
-        self._base, self._ended = self._number, False
+        self._base, self._ended, self._end_place = self._number, False, 0
+        if not self._fast:
+            self._room = self.options.window
         sink, inbox = self._take_fast_answers if self._fast else self._take_window_answers, self._inbox
         flow = max(1, self.options.window // _OUTSTANDING)  # an ack for every so many messages at least
         self._flow_prefix = b"%b.%d.fail." % (inbox, flow)  # a gap makes the server end the batch
@@ -412,9 +386,15 @@ class Publisher:
             message.in_doubt = True
         except NotConnectedError as error:
             self._broken = str(error)
-        except PayloadTooLargeError as error:  # what follows takes its place
+        except PayloadTooLargeError as error:
+            if headers is not message.headers:  # no room for the stream's name: it gets an ack of its own, if it fits
+                self._fast, self._settling, self._look_again_at = False, True, 0
+                self._open_inbox()
+                self._try_to_send(number, message)
+                self._be_fast_again()
+                return
             self._fail(number, str(error))
-            self._number -= number == self._number
+            self._number -= number == self._number  # what follows takes its place
             self._look_again_at = 0
 
     def _look_after(self, number: int) -> None:
@@ -440,6 +420,7 @@ class Publisher:
 
     def _send_end(self, subject: bytes, place: int) -> None:
         """Ask for the acks of all before this place: end the batch without storing anything more."""
+        self._end_place = place
         self._send()
         try:
             self._connection.put((subject, b"%b%d.%d.$FI" % (self._flow_prefix, place, END), b"", b""))
@@ -450,22 +431,33 @@ class Publisher:
         if inbox != self._inbox:
             return
         for subject, _, block, payload in batch.raw:
-            place = int(subject[len(inbox) + 1 :].split(b".")[2])  # in the batch, of the message that it answers
+            # the place in the batch of the message that it answers, and whether that was the last END
+            place, operation = map(int, subject[len(inbox) + 1 :].split(b".")[2:4])
+            ending = operation == END and place == self._end_place
             if not payload and status_of(block)[0] == 503:
-                self._refuse(place, "no stream takes this subject at the moment")
+                if ending:
+                    asyncio.get_running_loop().call_later(RETRY_DELAY, self._send_end_again, inbox, place)
+                else:
+                    self._refuse(place, "no stream takes this subject at the moment")
                 continue
             answer = _read_answer(payload)
             if answer.type == "ack":
                 self._room = min(self.options.window, _OUTSTANDING * max(1, answer.msgs))
                 self._mark_stored(self._base + answer.seq)
             elif answer.error is not None:
-                unknown = answer.error.get("err_code") == BATCH_UNKNOWN and answer.stream == self.stream
-                self._refuse(answer.seq or place, str(answer.error.get("description", "")), batch_unknown=unknown)
+                code, reason = answer.error.get("err_code"), str(answer.error.get("description", ""))
+                self._offered = self._offered and code != BATCHES_DISABLED
+                unknown = code == BATCH_UNKNOWN and answer.stream == self.stream
+                self._refuse(answer.seq or place, reason, batch_unknown=unknown, doubt_stays=ending)
             elif answer.type == "":
                 self._close_batch(answer.count)
         self._progress.set()
 
-    def _refuse(self, place: int, reason: str, *, batch_unknown: bool = False) -> None:
+    def _send_end_again(self, inbox: bytes, place: int) -> None:
+        if inbox == self._inbox and self._waiting and not self._broken and place == self._end_place:
+            self._send_end(next(iter(self._waiting.values())).subject, place)
+
+    def _refuse(self, place: int, reason: str, *, batch_unknown: bool = False, doubt_stays: bool = False) -> None:
         """Take a refusal into account: with gap `fail`, nothing from this place on can have been stored."""
         self._ended = True
         doubtful = b""
@@ -474,9 +466,9 @@ class Publisher:
                 message.in_doubt = False
             elif message.in_doubt and not doubtful:
                 doubtful = message.subject
-        if self._waiting and (batch_unknown or not doubtful):
+        if self._waiting and (batch_unknown or doubt_stays or not doubtful):
             self._begin_anew(reason, fast=batch_unknown)
-        elif doubtful:  # stored or not: the end of the batch will show it
+        elif doubtful and not 0 < self._end_place <= place:  # stored or not: the end of the batch will show it
             self._send_end(doubtful, place)
 
     def _close_batch(self, count: int) -> None:

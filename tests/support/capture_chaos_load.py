@@ -8,7 +8,8 @@ from hashlib import blake2b
 
 from patient import PATIENCE
 
-from natty.publishing.publisher import Publisher, PublisherOptions
+from natty.publishing.options import PublisherOptions
+from natty.publishing.publisher import Publisher
 
 KEYS = ("ams", "ber", "cph", "dub", "ewr", "fra")
 HUGE = 900_000  # bytes of one message in 50 000; a server takes 1 MiB

@@ -15,7 +15,7 @@ from natty.consuming.options import ConsumeOptions, ConsumeSettings
 from natty.elections import ElectionOptions, ElectionSettings, ProgramSettings
 from natty.groups.joining import JoinOptions, JoinSettings
 from natty.kv import WatchOptions, WatchSettings
-from natty.publishing.publisher import PublisherOptions, PublisherSettings
+from natty.publishing.options import PublisherOptions, PublisherSettings
 from natty.pulling.requests import PullOptions, PullSettings
 
 PAIRS = {

@@ -18,7 +18,7 @@ from natty.consuming.options import ConsumeOptions
 from natty.elections import ElectionOptions, election_options
 from natty.groups import JoinOptions
 from natty.kv import WatchOptions
-from natty.publishing.publisher import PublisherOptions
+from natty.publishing.options import PublisherOptions
 from natty.pulling.requests import PullOptions
 
 ROOT = Path(natty.__file__).parent
