@@ -35,8 +35,7 @@ from natty.groups import ElasticGroup, StaticGroup
 from natty.jetstream import JetStream, PubAck, StoredMessage
 from natty.kv import Bucket, BucketStatus, Entry, Gone, Handles, Watch, WatchSettings
 from natty.names import check_name
-from natty.publishing import atomic
-from natty.publishing.atomic import AtomicMessage
+from natty.publishing.atomic import AtomicMessage, publish_atomic
 from natty.publishing.options import PublisherOptions, PublisherSettings
 from natty.publishing.outbox import Callback, Outbox
 from natty.publishing.publisher import Publisher
@@ -280,7 +279,7 @@ class Natty:
         `timeout` is in seconds, by default that of the client. PublishError or WrongLastSequenceError: nothing was
         stored; PublishError with `in_doubt`: it may be stored, so publish it again with the same message ids.
         """
-        return await atomic.publish_atomic(
+        return await publish_atomic(
             self.jetstream, messages, expect_last_sequence=expect_last_sequence, timeout=timeout
         )
 

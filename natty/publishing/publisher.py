@@ -12,7 +12,6 @@ from typing import Self
 
 import msgspec
 
-from natty.config.units import write_count
 from natty.errors import (
     UNREADABLE,
     ConnectionClosedError,
@@ -25,7 +24,7 @@ from natty.errors import (
 from natty.jetstream import JetStream, PubAnswer, is_in_process, read_ack
 from natty.names import check_line, check_subject, covers, decode
 from natty.publishing.options import PublisherOptions
-from natty.publishing.reporting import Reporter
+from natty.publishing.reporting import Reporter, Waiting
 from natty.wire import tracing
 from natty.wire.counters import PUBLISHER
 from natty.wire.message import Batch, Headers, as_payload, encode_headers, publish_headers, status_of
@@ -40,35 +39,14 @@ _MOST_ADDRESSES = 4096  # subjects that are remembered as checked
 _REPLY_AND_SIZES = 96  # bytes at most of what follows a subject and our inbox on a line of the protocol
 _OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the server gives one every 500 at most
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
-IDLE = 1.0  # seconds without a new message after which a fast batch is ended: the server drops an idle one after ten
+LOOK = 0.1  # seconds between two looks at how many messages come
+FEW = 500  # messages between two looks: with fewer, the next ack of a fast batch is far off, and each gets its own ack
+MANY = 1000  # messages between two looks: with so many, fast ingest is worth it again
 TOO_MANY_REQUESTS = 429  # the server's queue is full: it takes the message later
 EXPECTED_STREAM = "Nats-Expected-Stream"
 START, APPEND, END = 0, 1, 3  # of fast ingest: begin a batch, add to it, end it and store no more
 BATCHES_DISABLED = 10205  # the stream's `allow_batched` was switched off
 BATCH_UNKNOWN = 10208  # the fast batch is over: it was idle, or the stream has a new leader
-
-
-class _Waiting(msgspec.Struct, gc=False):
-    """A message that a publisher has taken, and that is neither stored nor failed."""
-
-    subject: bytes
-    headers: bytes
-    data: bytes
-    msg_id: str
-    in_doubt: bool = True  # it may be stored
-    refused: str = ""  # why the server did not take it at the last try
-
-    def to_error(self, reason: str) -> PublishError:
-        """Return the error that names it."""
-        subject = decode(self.subject)
-        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {write_count(len(self.data), 'byte')}"
-        return PublishError(
-            f"{name} on {subject}: {reason}",
-            subject=subject,
-            msg_id=self.msg_id,
-            data=self.data,
-            in_doubt=self.in_doubt,
-        )
 
 
 class _FastAnswer(msgspec.Struct):
@@ -111,8 +89,9 @@ class Publisher:
         self._traced = tracing.trace_create(stream)
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
+        self._many = True  # messages come quickly, as far as it is known
         self._settling = False  # what was in doubt is sent again, each message with an ack of its own
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._waiting_bytes = self._unwritten = 0
         self._number = 0  # of the last message taken
         self._base = 0  # the message number before the current fast batch
@@ -120,7 +99,7 @@ class Publisher:
         self._thread = 0  # of the loop that it was opened on
         self._addresses: dict[str, tuple[bytes, bool]] = {}  # by subject, as `_address` returns them
         self._look_again_at = 0  # of `_unwritten`: up to there, `publish` looks at nothing else
-        self._unsent: list[_Waiting] = []  # the last of `_waiting`, to be written together
+        self._unsent: list[Waiting] = []  # the last of `_waiting`, to be written together
         self._subscription: Subscription | None = None
         self._ended = False  # the fast batch: nothing more may be added to it
         self._end_place = 0  # in the fast batch, of the last END that was sent; 0: none
@@ -214,7 +193,7 @@ class Publisher:
         if unwritten > self._look_again_at or get_ident() != self._thread:
             alone = await self._make_room(size)
         self._number = number = self._number + 1
-        self._waiting[number] = message = _Waiting(wire_subject, block, data, msg_id)
+        self._waiting[number] = message = Waiting(wire_subject, block, data, msg_id)
         self._waiting_bytes += len(data)
         if alone:
             message.in_doubt = False
@@ -238,9 +217,9 @@ class Publisher:
             raise ConnectionClosedError("the publisher or its client is closed: it publishes nothing more")
         loop, largest = asyncio.get_running_loop(), self._connection.max_payload
         if self._look is None:
-            self._look = loop.call_later(IDLE, self._look_after, self._number + 1)
-        if self._fast and self._ended:  # the batch was ended, and all of it is stored: begin the next one
-            self._open_inbox()
+            self._look = loop.call_later(LOOK, self._look_after, self._number, self.stored, self.failed)
+        if self._fast and self._ended:  # the batch was ended, and all of it is stored
+            self._begin()
         if not self._unsent:
             loop.call_soon(self._send)
         others = self._room - len(self._waiting) - 1
@@ -284,14 +263,22 @@ class Publisher:
             text = f"{count} of {count + self.stored} messages were not stored; the first: {first}"
             raise PublishError(text, subject=first.subject, msg_id=first.msg_id)
 
+    @property
+    def _wants_fast(self) -> bool:
+        return self._offered and (self._many or self.options.path == "fast")
+
     def _be_fast_again(self) -> None:
-        """Use fast ingest again, once the messages that were refused or in doubt have their outcome."""
+        """Use fast ingest again if it is worth it, once the messages before have their outcome."""
         if not self._fast and not self._waiting:
             self._settling = False
-            if self._offered:
-                self._send()
-                self._fast = True
-                self._open_inbox()
+            if self._wants_fast:
+                self._begin()
+
+    def _begin(self) -> None:
+        """Begin with the protocol that suits; nothing waits."""
+        self._send()
+        self._fast = self._wants_fast
+        self._open_inbox()
 
     async def _write(self) -> None:
         try:
@@ -363,6 +350,7 @@ class Publisher:
             self._subscription.close()
         self._inbox = self._connection.new_inbox()
         self._base, self._ended, self._end_place = self._number, False, 0
+        self._look_again_at = 0
         if not self._fast:
             self._room = self.options.window
         sink, inbox = self._take_fast_answers if self._fast else self._take_window_answers, self._inbox
@@ -372,7 +360,7 @@ class Publisher:
         self._numbered_reply = start.replace(b"%", b"%%") + b"%d" + rest
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda batch: sink(inbox, batch))
 
-    def _try_to_send(self, number: int, message: _Waiting) -> None:
+    def _try_to_send(self, number: int, message: Waiting) -> None:
         headers = message.headers
         if self._fast:
             place, operation = number - self._base, APPEND
@@ -388,7 +376,7 @@ class Publisher:
             self._broken = str(error)
         except PayloadTooLargeError as error:
             if headers is not message.headers:  # no room for the stream's name: it gets an ack of its own, if it fits
-                self._fast, self._settling, self._look_again_at = False, True, 0
+                self._fast, self._settling = False, True
                 self._open_inbox()
                 self._try_to_send(number, message)
                 self._be_fast_again()
@@ -397,20 +385,27 @@ class Publisher:
             self._number -= number == self._number  # what follows takes its place
             self._look_again_at = 0
 
-    def _look_after(self, number: int) -> None:
-        """Request acks if message `number`, the newest a moment ago, still waits: of few the next ack is far off."""
-        self._look = None
+    def _look_after(self, number: int, stored: int, failed: int) -> None:
+        """Choose the protocol by how many messages came since the last look, when these were the counts.
+
+        Few messages get an ack each: a fast batch would have them wait for the next one, in doubt if the link breaks.
+        """
+        self._look, taken = None, self._number - number
+        self._many = self._many if FEW <= taken < MANY else taken >= MANY
         if not self._waiting:
             self._be_fast_again()
-            if number == self._number:
-                self._ended = self._fast  # the server drops an idle batch
+            if not taken:
+                self._ended = self._fast  # the server drops an idle batch after ten seconds
                 return
-        self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
+        loop, counts = asyncio.get_running_loop(), (self.stored, self.failed)
+        self._look = loop.call_later(LOOK, self._look_after, self._number, *counts)
         if not self._waiting:
             return
-        if self._fast and number in self._waiting and not self._broken:
+        if self._fast and not self._many and not self._broken:
             self._end_batch()
-        if self._healing is None or self._healing.done():
+        elif not self._fast and self._wants_fast and self.failed == failed:
+            self._settling |= not any(one.refused for one in self._waiting.values())  # until what waits is stored
+        if counts == (stored, failed) and (self._healing is None or self._healing.done()):
             self._healing = asyncio.ensure_future(self._until(lambda: not self._waiting))
 
     def _end_batch(self) -> None:

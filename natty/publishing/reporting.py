@@ -1,4 +1,4 @@
-"""Calls the program's function with each message that was published and not stored."""
+"""Messages without an outcome, and the program's function, which is called with those that are not stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, copy_context
 
+import msgspec
+
+from natty.config.units import write_count
 from natty.errors import PublishError
+from natty.names import decode
 
 logger = logging.getLogger("natty.outbox")
 
@@ -20,6 +24,29 @@ OnPublishError = Callable[[PublishError], object]
 task, one call after another, each for up to CALL_TIMEOUT seconds."""
 
 _during: ContextVar[PublishError | None] = ContextVar("natty_publish_error", default=None)
+
+
+class Waiting(msgspec.Struct, gc=False):
+    """A message that a publisher has taken, and that is neither stored nor failed."""
+
+    subject: bytes
+    headers: bytes
+    data: bytes
+    msg_id: str
+    in_doubt: bool = True  # it may be stored
+    refused: str = ""  # why the server did not take it at the last try
+
+    def to_error(self, reason: str) -> PublishError:
+        """Return the error that names it."""
+        subject = decode(self.subject)
+        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {write_count(len(self.data), 'byte')}"
+        return PublishError(
+            f"{name} on {subject}: {reason}",
+            subject=subject,
+            msg_id=self.msg_id,
+            data=self.data,
+            in_doubt=self.in_doubt,
+        )
 
 
 class Reporter:

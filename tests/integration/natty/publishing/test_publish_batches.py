@@ -124,3 +124,61 @@ async def test_a_publisher_that_was_abandoned_while_it_waits_for_a_connection_re
         await asyncio.gather(ending, return_exceptions=True)
         assert publisher._subscription is None
         assert publisher.failed == 1
+
+
+async def test_few_messages_get_an_ack_each_and_many_a_batch_again(natty, stream, caplog):
+    """A message of a slow publisher would wait for the next ack of its batch, in doubt if the link breaks."""
+    sent = 0
+
+    async def publish(publisher, enough, *, turn):
+        nonlocal sent
+        async with asyncio.timeout(PATIENCE):
+            while not enough():
+                for _ in range(turn):
+                    await publisher.publish(f"{stream}.a", b"%d" % sent)
+                    sent += 1
+                await asyncio.sleep(0.01)
+
+    async with natty.publisher(stream, **UNHURRIED) as publisher:
+        assert publisher._fast
+        await publish(publisher, lambda: not publisher._fast, turn=1)
+        for _ in range(20):
+            await publisher.publish(f"{stream}.a", b"%d" % sent)
+            sent += 1
+            await until(lambda: not publisher.waiting)
+        assert not publisher._fast
+        await publish(publisher, lambda: publisher._fast, turn=500)
+    assert "again after" not in caplog.text
+    assert await payloads(natty, stream) == [b"%d" % i for i in range(sent)]
+
+
+async def test_a_busy_publisher_begins_batches_again_after_a_refused_message(natty, natty_name):
+    stream = await make_stream(natty, natty_name("BUSY"), max_msg_size=100)
+    publisher = await natty.publisher(stream, **UNHURRIED).__aenter__()
+    sent = 0
+    async with asyncio.timeout(PATIENCE):
+        for refused in range(3):
+            await publisher.publish(f"{stream}.a", b"x" * 101)
+            while publisher.failed <= refused or not publisher._fast:
+                await publisher.publish(f"{stream}.a", b"%d" % sent)
+                sent += 1
+    assert sent < 1_000_000  # it did not wait for a moment without messages
+    with pytest.raises(PublishError, match=r"3 of .* message size exceeds maximum allowed"):
+        await publisher.flush()
+    publisher.abandon()
+    assert await payloads(natty, stream) == [b"%d" % i for i in range(sent)]
+
+
+async def test_a_message_that_no_stream_takes_does_not_hold_the_others_up(natty, stream):
+    """It is tried again and again, and its publisher uses no batches meanwhile."""
+    publisher = await natty.publisher(stream, give_up=PATIENCE, ack_timeout=PATIENCE).__aenter__()
+    await publisher.publish("nobody.takes.this", b"x")
+    looks = publishing.LOOK * 5
+    end = asyncio.get_running_loop().time() + looks
+    sent = 0
+    while asyncio.get_running_loop().time() < end or sent < 5 * publishing.MANY:
+        await publisher.publish(f"{stream}.a", b"%d" % sent)
+        sent += 1
+    await until(lambda: publisher.waiting == 1)
+    assert publisher.stored == sent
+    publisher.abandon()
