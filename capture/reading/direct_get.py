@@ -191,8 +191,8 @@ class DirectAnswers(ABC, Generic[Made]):
         while loop.time() < begun + GIVE_UP:
             request, sent = sent or self._send(position), None
             end = await request.wait() if request else None
-            was_broken = request is not None and isinstance(request.end, Broken)
             status, text = status_of(end) if end else (_NO_RESPONDERS, "")
+            was_broken = status == _EOB or (request is not None and isinstance(request.end, Broken))
             if status == _NOT_FOUND:
                 return None
             if status == _EOB and request and end:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from natty.config.units import check_ttl, seconds_of
 from natty.names import MAX_LINE, check_line, decode, encode
-from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, nak, term
+from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, are_acks, nak, term
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply, header block, payload), as the parser delivers them; the header block is `b""` if there is none."""
@@ -225,8 +225,8 @@ class Batch:
         return (Message(raw, self._connection) for raw in self.raw)
 
     def __repr__(self) -> str:
-        if not self._count:
-            return "Batch(empty)"
+        if not self._count or not are_acks(self.replies):
+            return f"Batch({self._count} messages)"
         return f"Batch({len(self)} messages, sequences {self.sequences[0]}–{self.sequences[-1]})"
 
     @cached_property

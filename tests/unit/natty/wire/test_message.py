@@ -40,7 +40,8 @@ def test_a_batch_has_the_same_facts_as_columns(reply):
     assert (batch.subjects, batch.payloads, batch.streams) == ([b"a", b"b"], [b"1", b"2"], [b"ORDERS"] * 2)
     assert batch.header_blocks == [b"", b"NATS/1.0\r\n\r\n"]
     assert repr(batch) == "Batch(2 messages, sequences 41–41)"
-    assert repr(Batch([])) == "Batch(empty)"
+    assert repr(Batch([])) == "Batch(0 messages)"
+    assert repr(Batch([(b"a", b"", b"", b"1"), (b"a", b"_INBOX.b", b"", b"1")])) == "Batch(2 messages)"
     assert [one.data for one in batch] == [b"1", b"2"]
 
 
