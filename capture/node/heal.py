@@ -24,7 +24,7 @@ from capture.ingest.commit import Acknowledger
 from capture.ingest.durable import EXPLICIT
 from capture.ingest.record import Delivered
 from capture.node.filtered import Search, is_wanted
-from capture.node.status.progress import Missing, Progress
+from capture.node.status.progress import Deletions, Missing, Progress
 from capture.reading.remaining import Remaining
 from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedError
 from natty.config.units import parse_time
@@ -104,6 +104,7 @@ class Healer:
         self._healed: Counter[str] = Counter()
         self._passed: dict[str, int] = {}  # the last sequences of streams without a consumer
         self._search = Search(natty)
+        self._deletions = Deletions(natty)
 
     def __repr__(self) -> str:
         return f"Healer({dict(self._unstored)}, {dict(self._healed)})"
@@ -114,8 +115,9 @@ class Healer:
             return await self._state_without_consumer(progress, found, progress.backlog.remaining)
         gaps, missing = progress.gaps(found), None
         present: Sequences | None = Sequences()
-        if gaps or progress.work_queue or progress.interest:
-            present = await progress.present(self._natty)
+        doubted = gaps.within(progress.first, progress.last) - self._deletions.known(progress)
+        if doubted or progress.work_queue or progress.interest:
+            present = await self._deletions.present(progress)
         if present is not None:
             await self._account_gone(progress, found, present)
             if progress.work_queue:

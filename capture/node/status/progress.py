@@ -53,6 +53,8 @@ class Progress:
     work_queue: bool = False
     interest: bool = False
     removal: str = ""  # why messages may have left the stream
+    created: str = ""
+    deleted: int = 0  # how many sequences between the first and the last one it does not have
 
     @property
     def before_scope(self) -> Sequences:
@@ -72,17 +74,6 @@ class Progress:
         """Return the acknowledged sequences that are not held: deleted, expired, outside the scope, or missing."""
         begin = min((one.start for one in self.asked), default=None)
         return found.gaps(self.backlog.acked, None if begin is None else max(1, self.first, begin))
-
-    async def present(self, natty: Natty) -> Sequences | None:
-        """Return the stream's sequences up to the last acknowledged message; None if the server reports none."""
-        try:
-            state = await stream_state(natty.jetstream, self.stream, deleted=True)
-        except NattyError as error:
-            text = f"the missing messages of {self.stream} can't be determined: {error}"
-            _repeated.info(text, text, extra={"action": "no_progress"})
-            return None
-        there = Sequences.from_range(max(1, state["first_seq"]), min(state["last_seq"], self.backlog.acked))
-        return there - Sequences.from_iterable(state.get("deleted") or ())
 
     def state(self, found: Coverage | None, missing: Missing | None, gone: Sequences | None = None) -> StreamState:
         """Return the progress of the stream. With None for `found` or `missing`, these figures are not known this time.
@@ -120,6 +111,43 @@ class Progress:
         )
 
 
+class Deletions:
+    """The deleted sequences of streams, as a server has listed them: it lists all of a stream, perhaps millions.
+
+    So it is asked only when it counts others than the known ones. A deleted sequence stays deleted.
+    """
+
+    def __init__(self, natty: Natty) -> None:
+        self._natty = natty
+        self._known: dict[str, tuple[str, Sequences]] = {}  # when a stream was created, and its deleted sequences
+
+    def __repr__(self) -> str:
+        return f"Deletions({self._known})"
+
+    def known(self, progress: Progress) -> Sequences:
+        """Return the sequences between the stream's first and last one that are known to be deleted."""
+        created, deleted = self._known.get(progress.stream, ("", Sequences()))
+        inside = deleted.within(progress.first, progress.last)
+        is_same = created == progress.created and len(inside) <= progress.deleted  # it was not restored meanwhile
+        return inside if is_same else Sequences()
+
+    async def present(self, progress: Progress) -> Sequences | None:
+        """Return the stream's sequences up to the last acknowledged message; None if the server reports none."""
+        stream, known = progress.stream, self.known(progress)
+        first, last = progress.first, progress.last
+        if len(known) != progress.deleted:
+            try:
+                state = await stream_state(self._natty.jetstream, stream, deleted=True)
+            except NattyError as error:
+                text = f"the missing messages of {stream} can't be determined: {error}"
+                _repeated.info(text, text, extra={"action": "no_progress"})
+                return None
+            first, last = state["first_seq"], state["last_seq"]
+            known = Sequences.from_iterable(state.get("deleted") or ())
+            self._known[stream] = progress.created, known
+        return Sequences.from_range(max(1, first), min(last, progress.backlog.acked)) - known
+
+
 async def read_progress(natty: Natty, store: Store, stream: str, config: CaptureConfig) -> Progress | None:
     """Request the progress of a stream from the server; None if it does not report it, or has no stream or consumer.
 
@@ -146,6 +174,8 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
         work_queue=info["config"]["retention"] == "workqueue",
         interest=info["config"]["retention"] == "interest",
         removal=removal(info["config"]),
+        created=info["created"],
+        deleted=int(state.get("num_deleted", 0)) if state["last_seq"] else 0,  # an empty stream may report 1
     )
 
 

@@ -26,6 +26,7 @@ from healing import (
 )
 from patient import NEVER, PATIENCE
 
+from capture.archive.coverage import Coverage
 from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.node.heal import Healer, Reading
@@ -243,3 +244,49 @@ async def test_a_leader_whose_term_is_over_reads_and_stores_nothing_more(fleet, 
     with pytest.raises(LeadershipLostError):
         await healer.tend(progress, Sequences.from_range(1, 5))
     assert before == await rows(path)
+
+
+async def test_a_sweep_asks_for_the_deleted_sequences_of_a_stream_only_when_others_may_be_missing(
+    fleet, configured, monkeypatch
+):
+    config = load(await configured(), environment={})
+    request, listings = fleet.natty.jetstream.request, []
+
+    async def noted(subject, body=None, **options):
+        listings.extend([subject] if body and "deleted_details" in body else [])
+        return await request(subject, body, **options)
+
+    monkeypatch.setattr(fleet.natty.jetstream, "request", noted)
+    healer = Healer(
+        fleet.natty,
+        config,
+        None,
+        check=lambda: None,
+        held_since=lambda: asyncio.sleep(0, math.inf),
+        elapsed=lambda: 0.0,
+    )
+
+    async def sweep(*held):
+        progress = await read_progress(fleet.natty, open_store(config.store), fleet.stream, config)
+        listings.clear()
+        state = await healer.state(progress, Coverage(held=Sequences.from_iterable(held)))
+        return state.gaps, state.awaited, len(listings)
+
+    await publish(fleet, range(1, 7))
+    await remove(fleet, "delete", 2)
+    await remove(fleet, "delete", 3)
+    await reset(fleet, "capture", 5)
+    assert await sweep(1, 4) == (2, 0, 1)
+    assert await sweep(1, 4) == (2, 0, 0)
+    await remove(fleet, "delete", 4)
+    await reset(fleet, "capture", 6)
+    assert await sweep(1, 4, 5) == (2, 0, 0)
+    assert await sweep(1, 4) == (3, 1, 1)
+    assert await sweep(1, 4) == (3, 1, 0)
+    await fleet.natty.delete_stream(fleet.stream)
+    await fleet.natty.ensure_stream(fleet.stream, subjects=[f"{fleet.stream}.*"])
+    wanted = config.consumer()
+    await fleet.natty.ensure_consumer(fleet.stream, wanted.name, **wanted.settings())
+    await publish(fleet, range(1, 7))
+    await reset(fleet, "capture", 6)
+    assert await sweep(1, 4, 5) == (2, 2, 0)

@@ -16,7 +16,7 @@ from capture.ingest.board import StreamState
 from capture.node.filtered import PROBES, Search, narrow
 from capture.node.heal import Healer, Reading, Unstored, read_held_since
 from capture.node.status.backlog import Backlog
-from capture.node.status.progress import Missing, Progress, removal
+from capture.node.status.progress import Deletions, Missing, Progress, removal
 from capture.verification.explanation import _select_awaited
 from natty import Batch, LeadershipLostError, NattyError
 from natty.jetstream import StoredMessage
@@ -122,7 +122,7 @@ class Server:
 
     def __init__(self, **subjects):
         self.subjects = {int(name[1:]): subject for name, subject in subjects.items()}
-        self.sent, self.read_of = [], []
+        self.sent, self.read_of, self.deleted = [], [], []
         self.natty = SimpleNamespace(jetstream=self, connection=self)
 
     async def read(self, stream, *, sequence):
@@ -130,6 +130,10 @@ class Server:
         if sequence not in self.subjects:
             return None
         return StoredMessage(self.subjects[sequence], sequence, b"{}", b"", "2026-11-21T03:00:00Z")
+
+    async def request(self, subject, body, *, led):
+        assert (subject, body) == ("STREAM.INFO.S", {"deleted_details": True})
+        return {"state": {"first_seq": 1, "last_seq": 9, "deleted": self.deleted}}
 
     def send_to_each(self, subjects, data):
         self.sent += [(subject, data) for subject in subjects]
@@ -210,7 +214,7 @@ class Healing:
     """A healer without a server: nodes hold nothing, and a clock that tests set."""
 
     def __init__(self, server, **settings):
-        self.now = 0.0
+        self.now, self.server = 0.0, server
         config = CaptureConfig(stream="S", store="memory://healing", **settings)
         self.healer = Healer(
             server.natty,
@@ -227,8 +231,8 @@ class Healing:
 
     async def state(self, of, held, present, at):
         self.now = at
-        of = replace(of, work_queue=False)
-        object.__setattr__(of, "present", lambda natty: asyncio.sleep(0, present))
+        of = replace(of, work_queue=False, deleted=of.last - len(present))
+        self.server.deleted = [*(Sequences.from_range(of.first, of.last) - present)]
         return await self.healer.state(of, Coverage(held=held))
 
 
@@ -323,3 +327,14 @@ async def test_what_was_never_asked_for_is_not_read_again_and_again():
 )
 def test_why_a_message_may_be_gone_follows_from_the_streams_settings(config, words):
     assert words in removal(config)
+
+
+async def test_what_was_deleted_in_a_stream_that_was_restored_is_not_known_any_more():
+    server = Server()
+    server.deleted = [3, 4]
+    deletions, of = Deletions(server.natty), replace(progress(), created="1", deleted=2)
+    assert await deletions.present(of) == some(1, 2, 5, 6, 7, 8, 9)
+    assert deletions.known(of) == deletions.known(replace(of, deleted=3)) == some(3, 4)
+    assert deletions.known(replace(of, first=4, deleted=1)) == some(4)
+    for other in (replace(of, created="2"), replace(of, deleted=1)):
+        assert deletions.known(other) == some()
