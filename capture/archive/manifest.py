@@ -293,14 +293,15 @@ def is_outside(path: str) -> bool:
 async def list_blocks(store: Store, *, outside: bool) -> Listing:
     """Return the blocks that exist, also those that no entry names. May raise StoreError.
 
-    With `outside` it lists the whole store, for blocks outside of `blocks/`. Other archives in a folder of this one
-    are left out.
+    With `outside` it lists the whole store, for blocks outside of `blocks/`.
     """
-    if not outside:
-        return await store.list(BLOCKS)
-    found = await store.list()
-    others = tuple(one.path.removesuffix(ARCHIVE) for one in found if one.path.endswith(f"/{ARCHIVE}"))
-    return [one for one in found if is_block(one.path) and not one.path.startswith(others)]
+    return select_blocks(await store.list()) if outside else await store.list(BLOCKS)
+
+
+def select_blocks(objects: Listing) -> Listing:
+    """Return the blocks of a listing of the whole store, without those of other archives in a folder of this one."""
+    others = tuple(one.path.removesuffix(ARCHIVE) for one in objects if one.path.endswith(f"/{ARCHIVE}"))
+    return [one for one in objects if is_block(one.path) and not one.path.startswith(others)]
 
 
 def table_path(block: str, token: int, unique: str, ending: str = "") -> str:

@@ -269,7 +269,7 @@ async def compact(
         async with leading.take_turn(clock) as commits:
             commits.table = commits.table.with_listed(picture.files)
             await commits.commit(change, clock())
-    leading.objects = commits.table.index.objects
+    leading.end(commits.table.index.objects, len(objects) if full else None)
     return _report(commits, groups, merged, clock() - now if groups else 0.0, gone, failed)
 
 

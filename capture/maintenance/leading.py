@@ -13,7 +13,7 @@ from capture.archive.picture import GRACE
 from capture.stores.contract import Store
 
 FEW = 2_000
-"""Each run of a leader is a full one if the archive has at most this many objects."""
+"""Each run of a leader is a full one if the last one listed at most this many objects, and the index has no more."""
 
 
 @dataclass
@@ -22,8 +22,8 @@ class Leading:
 
     It commits `pointer`; `other_head` reads the head that the other leader commits. Documents name it as `node`.
     Objects that nothing needs are deleted after `grace` seconds. `elapsed` is a clock in seconds, from any moment on.
-    `indexes` keep pages in memory from one run to the next. `objects` is the number of objects after the last run, and
-    `listed` the time, by `elapsed`, of the last full one.
+    `indexes` keep pages in memory from one run to the next. `objects` is the number of objects that the last full run
+    has listed, or that the index has, if these are more; `listed` is the time, by `elapsed`, of that run.
     """
 
     store: Store
@@ -47,6 +47,10 @@ class Leading:
         full = self.objects <= FEW or self.elapsed() >= self.listed + self.grace / 2
         self.listed = self.elapsed() if full else self.listed
         return full
+
+    def end(self, objects: int, listed: int | None) -> None:
+        """End a run, after which the index has so many objects. A full run has `listed` so many."""
+        self.objects = max(objects, self.objects if listed is None else listed)
 
     def start_clock(self, now: float) -> Callable[[], float]:
         """Return a clock that shows `now` (Unix seconds) at this moment, and follows `elapsed`."""

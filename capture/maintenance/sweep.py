@@ -27,6 +27,7 @@ from capture.archive.index.tree import Index
 from capture.archive.index.update import held_of
 from capture.archive.index.version import Version
 from capture.archive.manifest import (
+    BLOCKS,
     ENTRIES,
     Manifest,
     Stored,
@@ -34,7 +35,7 @@ from capture.archive.manifest import (
     entry_block,
     entry_path,
     is_outside,
-    list_blocks,
+    select_blocks,
 )
 from capture.archive.picture import GRACE
 from capture.archive.retention import EVERYTHING, Expired, Retention
@@ -122,7 +123,7 @@ async def sweep(
     orphans = await find_orphans(indexes.blocks, manifest, objects, now - grace) if archive.full else []
     await chain.delete(store, pointer, [*plan.remove_entries, *plan.remove_objects, *orphans])
     table = seen.table or await ensure_index(indexes.files, first_table(manifest))
-    leading.objects = manifest.index.objects
+    leading.end(manifest.index.objects, archive.listed if archive.full else None)
     return _report(plan, head, seen, manifest, table, len(orphans))
 
 
@@ -179,13 +180,17 @@ class _Seen:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Archive:
-    """Reads what a sweep needs of an archive; a `full` one needs a listing of all blocks."""
+    """Reads what a sweep needs of an archive; a `full` one needs a listing of all blocks.
+
+    The store has `listed` so many objects for it.
+    """
 
     indexes: Indexes
     table_head: HeadReader
     full: bool
+    listed: int = 0
 
     @property
     def store(self) -> Store:
@@ -193,10 +198,13 @@ class _Archive:
 
     async def list_objects(self, outside: bool) -> Listing:
         """List the archive in the order that plan_sweep needs."""
-        found = await list_blocks(self.store, outside=outside) if self.full else []
+        listings = [await self.store.list("" if outside else BLOCKS)] if self.full else []
         for folder in (ENTRIES, Manifest.FOLDER, *((Manifest.PAGES,) if self.full else ())):
-            found += await self.store.list(folder)
-        return found
+            listings.append(await self.store.list(folder))
+        self.listed += sum(map(len, listings))
+        if self.full and outside:
+            listings[0] = select_blocks(listings[0])
+        return [one for found in listings for one in found]
 
     async def read(self, manifest: Manifest, objects: Listing, retention: Retention, now: float, trust: Trust) -> _Seen:
         """Return the documents with the objects that a sweep may change, and the entries that were listed."""

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from archived import store_block
 from fresh_world import ALL, GRACE, NOW, Leader, World
 from indexed import read_whole
@@ -14,6 +15,7 @@ from capture.archive.index import tree
 from capture.archive.manifest import Manifest
 from capture.archive.retention import Retention, Rule
 from capture.archive.table import Table
+from capture.maintenance import leading as leading_module
 from capture.maintenance.compaction import compact
 from capture.maintenance.leading import FEW, Leading
 from capture.maintenance.sweep import sweep
@@ -113,3 +115,69 @@ async def test_with_many_objects_two_runs_in_the_grace_are_full_ones():
     assert [leading.begin() for _ in range(3)] == [True, False, False]
     leading.objects = FEW
     assert leading.begin()
+
+
+async def list_full(store, seconds, leading, outside=False):
+    """Sweep every ten seconds, three times; return whether each sweep listed the blocks or the whole store."""
+    found = []
+    for _ in range(3):
+        store.prefixes.clear()
+        await sweep(leading, now=NOW + seconds[0], outside=outside)
+        found.append(("" if outside else "blocks/") in store.prefixes)
+        seconds[0] += 10.0
+    return found
+
+
+class Listed(MemoryStore):
+    """Keeps the prefixes that it has listed."""
+
+    def __init__(self, name):
+        super().__init__(name, clock=lambda: NOW)
+        self.prefixes = []
+
+    async def list(self, prefix=""):
+        self.prefixes.append(prefix)
+        return await super().list(prefix)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+async def test_a_sweep_that_lists_many_objects_is_followed_by_one_that_does_not(monkeypatch, outside):
+    """Of a layout outside of `blocks/` it lists the table's files, too."""
+    monkeypatch.setattr(leading_module, "FEW", 50)
+    store, seconds = Listed("lists much"), [0.0]
+    for number in range(60):
+        await store.put(f"table/stream=S/c-1-{number:032x}.parquet", b"x")
+    leading = Leading(store, MemoryHead(), HeadState().read, "", GRACE, lambda: seconds[0])
+    assert await list_full(store, seconds, leading, outside) == [True, not outside, not outside]
+    seconds[0] += GRACE / 2
+    assert await list_full(store, seconds, leading, outside) == [True, not outside, not outside]
+
+
+async def test_retired_blocks_in_their_grace_count_as_listed(monkeypatch):
+    monkeypatch.setattr(leading_module, "FEW", 50)
+    store, table, seconds = Listed("retired"), HeadState(), [0.0]
+    leading = Leading(store, MemoryHead(), table.read, "", GRACE, lambda: seconds[0])
+    blocks = [block(number) for number in range(1, 60)]
+    await write(store, *blocks)
+    await sweep(leading, now=NOW)
+    await chain.commit(store, MemoryHead(1, table), None, Table(consumed=[one.path for one in blocks]))
+    seconds[0] += GRACE / 2
+    assert await list_full(store, seconds, leading) == [True, False, False]
+    seconds[0] += 2 * GRACE
+    await sweep(leading, now=NOW + seconds[0])  # deletes them
+    seconds[0] += GRACE / 2
+    assert await list_full(store, seconds, leading) == [True, True, True]
+
+
+async def test_a_compaction_that_lists_many_objects_is_followed_by_one_that_does_not(monkeypatch):
+    monkeypatch.setattr(leading_module, "FEW", 50)
+    store, manifest, seconds = Listed("metadata"), HeadState(), [0.0]
+    await sweep(Leading(store, MemoryHead(1, manifest), HeadState().read), now=NOW)
+    for number in range(60):
+        await store.put(f"iceberg/S/{number}.avro", b"x")
+    leading = TableLeading(store, MemoryHead(), manifest.read, "", GRACE, lambda: seconds[0])
+    for is_full in (True, False, False):
+        store.prefixes.clear()
+        await compact(leading, ArrowEngine(), ALL, now=NOW + seconds[0])
+        assert ("iceberg/" in store.prefixes) == is_full
+        seconds[0] += 10.0
