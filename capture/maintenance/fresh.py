@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +38,8 @@ FULL = f"beyond {MOST_SHOWN} blocks of a key and interval"
 UNFIT = "with a column of another type than the table's, or unreadable"
 REPEATED = "with no message that the table does not have"
 
+Block = TypeVar("Block", bound=Stored)
+
 log = logging.getLogger("capture.fresh")
 
 
@@ -66,16 +69,22 @@ class FreshTable:
         self._head: Head | None = None
         self._version: Version | None = None  # of the blocks that were looked at
         self._later: list[Entry] = []  # blocks that are shown by the next commits
+        self._full: dict[str, Entry] = {}  # blocks for which there was no room, by their paths
         self._crowd: Counter[tuple[str, str, int]] = Counter()
-        self._waiting: dict[str, str] = {}  # why a block waits for the merge, by its path
+        self._waiting: dict[str, str] = {}  # why another block waits for the merge, by its path
         self._shown = self._messages = 0
         self._committed: float | None = None
 
     @property
     def state(self) -> FreshState:
         """What it shows, and what waits."""
-        waiting = dict(sorted(Counter(self._waiting.values()).items()))
-        return FreshState(shown=self._shown, messages=self._messages, committed=self._committed, waiting=waiting)
+        waiting = Counter([*self._waiting.values(), *(FULL for _ in self._full)])
+        return FreshState(
+            shown=self._shown,
+            messages=self._messages,
+            committed=self._committed,
+            waiting=dict(sorted(waiting.items())),
+        )
 
     def __repr__(self) -> str:
         return f"FreshTable({self._head}, {len(self._later)} waiting)"
@@ -98,10 +107,11 @@ class FreshTable:
         self, commits: TableCommits, head: Head, manifest: Manifest, clock: Callable[[], float]
     ) -> FreshReport:
         came, hide = await self._find_changes(commits, manifest)
-        later = await commits.blocks.find(manifest.index, map(place_of, self._later))
+        await self._is_crowded(commits)  # counts again what a merge has taken
+        again = [*self._later, *self._limit(self._full.values())]
+        later = await commits.blocks.find(manifest.index, map(place_of, again))
         self._head = self._version = None  # after a failure it is not known what is committed: look at all blocks
         came = [*{one.path: one for one in (*later.values(), *came)}.values()]
-        await self._is_crowded(commits)  # counts again what a merge has taken
         chosen, later_on = came[:MOST_AT_ONCE], came[MOST_AT_ONCE:]
         show, columns = await self._choose(commits, chosen)
         if show or hide:
@@ -131,11 +141,12 @@ class FreshTable:
             try:
                 gone, came = await blocks.differ(self._version, manifest.index)
                 for one in gone:
-                    self._waiting.pop(one.path, None)
+                    self._forget_waiting(one)
                 return came, [*(await commits.index.find(shown, [place_of(one) for one in gone])).values()]
             except ManifestError as error:  # pages of the last manifest may be deleted by now
                 log.debug("all blocks are looked at: %s", error)
         self._waiting.clear()
+        self._full.clear()
         known = {one.path async for part in commits.index.scan(shown) for one in part}
         came = [one async for part in blocks.scan(manifest.index) for one in part if one.path not in known]
         return came, await commits.find_dropped(manifest)
@@ -166,8 +177,15 @@ class FreshTable:
         reasons |= dict.fromkeys((one.path for one in fitting), REPEATED)
         reasons |= dict.fromkeys((one.path for one in masked), UNFIT)
         reasons |= dict.fromkeys((one.path for one in found), "")
-        self._waiting |= {path: reason for path, reason in reasons.items() if reason}
+        for one in came:
+            self._forget_waiting(one)
+        self._full |= {one.path: one for one in new if reasons[one.path] == FULL}
+        self._waiting |= {path: reason for path, reason in reasons.items() if reason and reason != FULL}
         return found, columns
+
+    def _forget_waiting(self, one: Entry) -> None:
+        self._waiting.pop(one.path, None)
+        self._full.pop(one.path, None)
 
     def _refuse(self, one: Stored) -> str:
         """Return why engines can't open a block, or no merge will replace it; "" if they can, and one will."""
@@ -175,9 +193,9 @@ class FreshTable:
             return ENCRYPTED if is_encrypted(one) else FORMAT
         return "" if is_mergeable(one, self.policy) else EXCLUDED
 
-    def _limit(self, blocks: list[Stored]) -> list[Stored]:
+    def _limit(self, blocks: Iterable[Block]) -> list[Block]:
         """Return those for which there is room beside the shown blocks of their key and interval."""
-        crowd, found = self._crowd.copy(), list[Stored]()
+        crowd, found = self._crowd.copy(), list[Block]()
         for one in blocks:
             crowd[_bin(one)] += 1
             if crowd[_bin(one)] <= MOST_SHOWN:

@@ -18,6 +18,7 @@ from capture.errors import CaptureError, FencedError
 from capture.formats import writer
 from capture.maintenance import fresh
 from capture.maintenance.compaction_plan import Policy
+from capture.testing import ArrowEngine
 
 SEEDS, QUICK = int(os.environ.get("FRESH_SEEDS", "12")), 2
 LATER = Policy(min_files=1000, max_wait=1e18)
@@ -131,6 +132,42 @@ async def test_so_many_blocks_of_a_key_and_interval_are_shown_and_no_more(monkey
     await world.sweep()
     report = await leader.step()
     assert (report.shown, report.is_crowded) == (1, False)
+
+
+async def test_blocks_that_had_no_room_are_shown_when_a_merge_has_made_room(monkeypatch):
+    monkeypatch.setattr(fresh, "CROWDED", 3)
+    monkeypatch.setattr(fresh, "MOST_SHOWN", 5)
+    world = World()
+    leader = Leader(world)
+
+    async def add(*numbers):
+        for number in numbers:
+            world.now += 1.0
+            await world.block([number])
+        await world.sweep()
+        await leader.step()
+
+    class Slow(ArrowEngine):
+        async def merge(self, url, groups):
+            await add(*range(5, 14))
+            return await super().merge(url, groups)
+
+    await add(1, 2, 3, 4)
+    await leader.compact(Slow())
+    assert await world.seen() == [1, 2, 3, 4, 5]
+    assert leader.fresh.state.waiting == {fresh.FULL: 8}
+    await world.sweep()
+    assert (await leader.step()).shown == 4
+    assert await world.seen() == [*range(1, 10)]
+    assert leader.fresh.state.waiting == {fresh.FULL: 4}
+    calls = world.store.left
+    assert await leader.step() == fresh.NOTHING
+    assert world.store.left == calls  # the store was not called
+    await leader.compact()
+    assert await world.seen() == [*range(1, 14)]
+    await world.sweep()
+    await leader.step()
+    assert leader.fresh.state.waiting == {}
 
 
 async def test_the_state_says_what_is_shown_and_why_blocks_wait(monkeypatch):
