@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,6 @@ from secrets import token_hex
 from typing import Any
 
 from capture.archive.encryption import Keys
-from capture.archive.sequences import Sequences
 from capture.errors import RestoreError, RestoreRefusedError
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import Plan
@@ -183,16 +182,10 @@ async def _messages(plan: Plan, store: Store, keys: Keys | None) -> AsyncGenerat
         yield some
 
 
-def _fillers(first: int, last: int) -> list[list[Sendable]]:
-    gap = Sequences.from_range(first, last)
-    return (
-        [[(GAP, b"", b"", one) for one in gap]]
-        if len(gap) <= WINDOW
-        else [
-            [(GAP, b"", b"", one) for one in range(start, min(start + WINDOW, last + 1))]
-            for start in range(first, last + 1, WINDOW)
-        ]
-    )
+def _fillers(first: int, last: int) -> Iterator[list[Sendable]]:
+    """Yield a message for each of these sequences, WINDOW at a time: a gap may have millions."""
+    for start in range(first, last + 1, WINDOW):
+        yield [(GAP, b"", b"", one) for one in range(start, min(start + WINDOW, last + 1))]
 
 
 # --- to other subjects -----------------------------------------------------------------------------------------------
