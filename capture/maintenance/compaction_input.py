@@ -30,7 +30,8 @@ class Input:
     `picture` has the blocks that wait, the table files of their intervals, and those that retention removes: `expired`
     are their paths, and those of blocks that it removes. It also has the consumed blocks, with the paths `consumed`: a
     fresh commit may let the table forget them before the merge is planned. `held` are the sequences of all table files,
-    by stream. `waiting` and `bytes` are the number and size of all blocks that wait.
+    by stream. `waiting` and `bytes` are the number and size of the blocks that wait for a merge; of all blocks if those
+    are more than a run looks at.
     """
 
     picture: Picture
@@ -54,14 +55,18 @@ async def read_input(
     beside = await _find_beside(blocks, indexes.files, table.index)
     files = {one.path: one for one in (*beside, *expiring.objects[1])}
     streams = sorted({one.stream for one in blocks})
+    waiting, size = len(blocks), sum(one.bytes for one in blocks)
+    if waiting >= MOST_BLOCKS:
+        waiting = manifest.index.objects - len(consumed)
+        size = manifest.index.stored_bytes - sum(one.bytes for one in consumed)
     picture = Picture(manifest.with_listed([*consumed, *blocks]), table.with_listed([*files.values()]))
     return Input(
         picture=picture,
         held={stream: await held_of(indexes.files, table.index, stream) for stream in streams},
         expired=expired,
         consumed=paths,
-        waiting=manifest.index.objects - len(consumed),
-        bytes=manifest.index.stored_bytes - sum(one.bytes for one in consumed),
+        waiting=waiting,
+        bytes=size,
     )
 
 

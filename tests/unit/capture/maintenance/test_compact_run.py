@@ -29,7 +29,7 @@ ALL = Policy(max_wait=0.0)
 NOTHING = Policy(min_files=1000, max_wait=1e18)
 
 
-async def store_block(store, sequences, *, key="k", extra=None):
+async def store_block(store, sequences, *, key="k", extra=None, format="parquet"):
     """Store a block and its entry, as a node does."""
     rows, file = len(sequences), io.BytesIO()
     columns = {"stream": ["S"] * rows, "sequence": sequences, "subject": ["s"] * rows}
@@ -46,7 +46,7 @@ async def store_block(store, sequences, *, key="k", extra=None):
         count=rows,
         bytes=len(data),
         sha256=sha256,
-        format="parquet",
+        format=format,
         sequences=Sequences.from_iterable(sequences).to_bytes(),
         stored_ns=int(NOW * 1e9),
     )
@@ -323,6 +323,20 @@ async def test_the_schedules_slot_decides_which_blocks_are_taken(archive):
     await store_block(archive.store, [3, 4])
     await archive.sweep()
     assert (await archive.compact(now=NOW + 60, schedule=Schedule(every=86_400.0, waiting_files=1))).groups == 1
+
+
+async def test_blocks_that_no_merge_takes_begin_no_slot(archive):
+    soon = Schedule(every=86_400.0, waiting_files=4)
+    for number in (1, 2, 3):
+        await store_block(archive.store, [number, number + 1], format="csv.gz")
+    await store_block(archive.store, [5])
+    await archive.sweep()
+    assert (await archive.compact(now=NOW + 60, schedule=soon)).groups == 0
+    for number in (6, 7, 8):
+        await store_block(archive.store, [number])
+    await archive.sweep()
+    report = await archive.compact(now=NOW + 60, schedule=soon)
+    assert (report.groups, report.inputs) == (1, 4)
 
 
 async def test_typed_columns_of_a_run_are_known_to_the_next(archive):
