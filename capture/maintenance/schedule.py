@@ -23,6 +23,15 @@ def next_run(now: float, every: float) -> float:
     return now // every * every + every
 
 
+def is_due(since: float, every: float, turn: float) -> bool:
+    """Return whether work is due that was last done `since` seconds ago and that is done every `every` seconds.
+
+    It can be done only every `turn` seconds, sometimes a little earlier or later: in the turn that is nearest to its
+    time.
+    """
+    return since >= every - turn / 2
+
+
 @dataclass(frozen=True)
 class Moment:
     """The time at which a run decides what is due. Blocks stored after `stored_by` (Unix seconds) wait."""

@@ -28,7 +28,7 @@ from capture.maintenance.engine import Engine
 from capture.maintenance.fresh import FreshTable
 from capture.maintenance.leading import Leading
 from capture.maintenance.read_back import read_back
-from capture.maintenance.schedule import AT_ONCE, Schedule
+from capture.maintenance.schedule import AT_ONCE, Schedule, is_due
 from capture.maintenance.sweep import SweepReport, sweep
 from capture.maintenance.table_commits import TableLeading
 from capture.node.exposure import LoadedExposure
@@ -101,11 +101,10 @@ class Duty:
                 term.check()
                 began = self.elapsed()
                 await self._attempt(SWEEPING, sweeps.run())
-                every, now = self.config.sweep.every, self.elapsed()
-                if now - recorded >= every:
+                every, fresh, now = self.config.sweep.every, self.config.table.fresh, self.elapsed()
+                if is_due(now - recorded, every, fresh or every):
                     await self._attempt(RECORDS, self.write_recording(recording))
                     recorded = now
-                fresh = self.config.table.fresh
                 pause = min(every, max(fresh / 2, began + fresh - self.elapsed())) if fresh else every
                 await asyncio.sleep(pause)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from capture.errors import ConfigError
-from capture.maintenance.schedule import AT_ONCE, LOOK, Moment, Schedule, next_run
+from capture.maintenance.schedule import AT_ONCE, LOOK, Moment, Schedule, is_due, next_run
 
 
 def test_slots_begin_at_multiples_and_the_next_one_is_never_now():
@@ -17,6 +17,12 @@ def test_an_outage_of_many_slots_is_followed_by_one():
 def test_a_schedule_needs_a_positive_interval():
     with pytest.raises(ValueError, match="above 0"):
         next_run(2.0, 0.0)
+
+
+def test_work_is_done_in_the_turn_that_is_nearest_to_its_time():
+    """Two turns of 5 s may take a millisecond less than 10 s, and the work is not to wait for a third."""
+    assert [is_due(since, 10.0, 5.0) for since in (0.0, 5.0, 9.999, 10.001, 14.0)] == [False, False, True, True, True]
+    assert is_due(9.999, 10.0, 10.0)
 
 
 # --- the compaction's ------------------------------------------------------------------------------------------------
