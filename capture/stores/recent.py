@@ -38,8 +38,11 @@ class Recent(Generic[Key]):
         return self._kept.get(key)
 
     def add(self, key: Key, data: bytes) -> None:
-        """Keep these bytes as the last used ones."""
-        self._bytes += len(data) - len(self._kept.pop(key, b""))
+        """Keep these bytes as the last used ones, unless they are larger than the limit."""
+        self._bytes -= len(self._kept.pop(key, b""))
+        if len(data) > self._most_bytes:
+            return
+        self._bytes += len(data)
         self._kept[key] = data
         while self._bytes > self._most_bytes:
             self._bytes -= len(self._kept.popitem(last=False)[1])

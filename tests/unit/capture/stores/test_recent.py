@@ -24,6 +24,14 @@ def test_one_that_is_larger_than_the_limit_is_not_kept():
     assert repr(recent) == "Recent(0 objects, 0 of 5 bytes)"
 
 
+def test_one_that_is_larger_than_the_limit_replaces_its_earlier_bytes_and_no_others():
+    recent = Recent(5)
+    for name, data in (("a", b"12"), ("b", b"123"), ("a", b"123456")):
+        recent.add(name, data)
+    assert [recent.get(name) for name in "ab"] == [None, b"123"]
+    assert repr(recent) == "Recent(1 objects, 3 of 5 bytes)"
+
+
 @pytest.mark.parametrize("again", [b"", b"12345", b"1234567890"])
 def test_one_that_is_added_again_counts_once_and_as_used(again):
     recent = Recent(25)
