@@ -26,6 +26,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.pulling.requests import Requests, read_status, split_statuses
 from natty.wire.ack import delivery_of, sequence_of
+from natty.wire.background import wait_until_set
 from natty.wire.message import Batch, Message, RawMessage
 
 logger = logging.getLogger("natty.ordered")
@@ -34,7 +35,6 @@ RETRY_DELAY = 0.1  # seconds before a lost session is replaced; doubles up to th
 RETRY_DELAY_MAX = 2.0
 RECHECK = 0.25  # seconds between two checks whether the leader's last message still exists
 CONFIRM = 1.0  # seconds before a second check if the leader has fewer messages than we read: was it rolled back?
-LARGEST_REQUEST = 2**31 - 1  # bytes; no message is larger
 STARTS = ("first", "last_per_subject", "new")
 IDLE_CONSUMER = 30.0  # seconds without a request after which the server removes a consumer
 
@@ -47,7 +47,7 @@ class OrderedOptions:
     start: Literal["first", "last_per_subject", "new"] | CountOrZero | datetime | str = "first"  # a sequence, a time
     headers_only: bool = False
     max_messages: Count = 1024  # messages that have arrived and are not read yet
-    max_bytes: Count = 8 * 1024 * 1024
+    max_bytes: Count = 8 * 1024 * 1024  # of these messages; a larger one is requested alone
     heartbeat: ServerSeconds = 5.0  # seconds; a session counts as lost after a silence of two heartbeats
     expires: ServerSeconds = 30.0  # seconds that the server keeps a request
 
@@ -87,12 +87,12 @@ Step = Batch | Began | Vanished | CaughtUp
 class _Session:
     """One consumer and the requests for its messages. It is lost with the first missing message."""
 
-    def __init__(self, consumer: str) -> None:
-        self.consumer = consumer
+    def __init__(self, consumer: str, requests: Requests) -> None:
+        self.consumer, self.requests = consumer, requests
         self.delivered = 0
-        self.requested = 0
+        self.requested = self.bytes_left = 0  # what is left of the request; no messages if there is none
+        self.too_large = False  # whether the next message is larger than a whole request
         self.lost = ""
-        self.requests: Requests | None = None
 
 
 class Ordered:
@@ -117,7 +117,6 @@ class Ordered:
         self._position = 0  # the last sequence that arrived
         self._read = 0  # the last sequence that was yielded
         self._target: int | None = None  # the sequence to read until we have caught up
-        self._max_bytes = self.options.max_bytes
         self._heard = 0.0
         self._retry_delay = RETRY_DELAY
         self._wake = asyncio.Event()
@@ -253,8 +252,8 @@ class Ordered:
 
     def _begin(self, consumer: str) -> None:
         self._reading = True
-        session = self._session = _Session(consumer)
-        session.requests = Requests(self._jetstream, self.stream, consumer, lambda raw: self._receive(session, raw))
+        requests = Requests(self._jetstream, self.stream, consumer, lambda raw: self._receive(session, raw))
+        session = self._session = _Session(consumer, requests)
 
     async def _leave(self, session: _Session) -> None:
         logger.info("%r begins a new session: %s", self, session.lost, extra={"action": "renew"})
@@ -263,8 +262,7 @@ class Ordered:
         await self._pause()
 
     def _close(self, session: _Session) -> None:
-        if session.requests is not None:
-            session.requests.close()
+        session.requests.close()
         self._delete(session.consumer)
 
     def _delete(self, consumer: str) -> None:
@@ -290,24 +288,23 @@ class Ordered:
             self._ask(session)
             silence = max(RETRY_DELAY, self._heard + 2 * self.options.heartbeat - loop.time())
             self._wake.clear()
-            try:
-                async with asyncio.timeout(silence if self._target is None else min(silence, RECHECK)):
-                    await self._wake.wait()
-            except TimeoutError:
-                if loop.time() >= self._heard + 2 * self.options.heartbeat:
-                    session.lost = "the server was silent for two heartbeats"
-                elif self._target is not None:  # the target may have been removed before we could read it
-                    with contextlib.suppress(NattyError):
-                        self._target = await self._last()
-                    return
+            if await wait_until_set(self._wake, silence if self._target is None else min(silence, RECHECK)):
+                continue
+            if loop.time() >= self._heard + 2 * self.options.heartbeat:
+                session.lost = "the server was silent for two heartbeats"
+            elif self._target is not None:  # the target may have been removed before we could read it
+                with contextlib.suppress(NattyError):
+                    self._target = await self._last()
+                return
 
     def _ask(self, session: _Session) -> None:
         options = self.options
-        if session.requests is None or session.requested or not self._connection.connected:
+        if session.requested or not self._connection.connected:
             return
-        session.requested = options.max_messages
+        batch, max_bytes = (1, 0) if session.too_large else (options.max_messages, options.max_bytes)
+        session.requested, session.bytes_left, session.too_large = batch, max_bytes, False
         self._heard = asyncio.get_running_loop().time()
-        session.requests.ask(session.requested, options.expires, heartbeat=options.heartbeat, max_bytes=self._max_bytes)
+        session.requests.ask(batch, options.expires, heartbeat=options.heartbeat, max_bytes=max_bytes)
 
     def _receive(self, session: _Session, batch: Batch) -> None:
         if session is not self._session or session.lost:
@@ -321,6 +318,10 @@ class Ordered:
                 return
             session.delivered += len(data)
             session.requested -= len(data)
+            session.bytes_left -= data.size
+            if session.bytes_left == 0:
+                session.requested = 0  # the request is over, and the server sends no status
+            self._retry_delay = RETRY_DELAY
             self._arrived.append(data)
             self._position = sequence_of(data.replies[-1])
             self._wake.set()
@@ -335,14 +336,13 @@ class Ordered:
             if status.last_delivery > session.delivered:
                 self._lose(session, "a message is missing")
             return
-        if status.is_too_large:
-            self._max_bytes = min(2 * self._max_bytes, LARGEST_REQUEST)
-        elif not status.is_end:
+        session.too_large = status.is_too_large and status.messages == self.options.max_messages
+        if not (status.is_too_large or status.is_end):
             self._lose(session, f"{status.code} {status.text}")
-            return
-        session.requested -= status.messages or 0
-        if session.requested:
-            self._lose(session, "a message is missing")
+        elif status.messages != 0:  # at 0 its last message has ended it, and the next request may have begun
+            session.requested -= status.messages or 0
+            if session.requested:
+                self._lose(session, "a message is missing")
         self._wake.set()
 
     def _lose(self, session: _Session, why: str) -> None:
