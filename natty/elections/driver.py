@@ -147,12 +147,14 @@ class Driver:
             self._timer.cancel()
             self._timer = None
         if due < float("inf"):
+            now = clock()
+            at = max(due, now + at_least)  # what is due may have waited for an answer
             self._timer_due = due
-            self._timer = self._loop.call_later(max(at_least, due - clock()), self._tick, due)
+            self._timer = self._loop.call_later(at - now, self._tick, at)
 
-    def _tick(self, due: float) -> None:
+    def _tick(self, at: float) -> None:
         self._timer = None
-        self.latest = max(self.latest, clock() - due)
+        self.latest = max(self.latest, clock() - at)
         self.input("tick")
 
     def _spawn(self, request: Coroutine[Any, Any, None], event: str, *about: Any) -> None:

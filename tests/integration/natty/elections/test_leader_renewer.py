@@ -9,6 +9,7 @@ from electing import LONG, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
 from natty import LeadershipLostError, Natty
+from natty.config.units import clock
 from natty.elections import renewer
 from natty.elections.driver import Driver
 from natty.elections.renewer import renewer_of
@@ -92,6 +93,18 @@ async def test_how_well_renewals_keep_up_is_told(nats_server, natty, name, runni
         assert (watching.figures["writes"], watching.figures["least_left"]) == (0, float("inf"))
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_what_was_due_before_its_timer_was_set_makes_no_timer_late(natty, name, running):
+    """A candidate that waits for an answer has no timer, and acts at once after that."""
+    terms, leading = [], natty.election(name, lease=LONG, **BUCKET)
+    running(leading.run(forever(terms)))
+    await until(lambda: terms)
+    driver, written = leading.driver, leading.figures["writes"]
+    driver.candidate._renew_at = clock() - LONG
+    driver.post("connected")
+    await until(lambda: leading.figures["writes"] > written)
+    assert leading.figures["latest"] <= PATIENCE
 
 
 async def test_a_hung_main_side_is_not_kept_in_office(natty, name, running):
