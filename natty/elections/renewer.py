@@ -192,10 +192,8 @@ class RenewerThread:
             await asyncio.sleep(OPEN_AGAIN)
 
     def _begin(self, driver: Driver, options: ElectionOptions) -> None:
-        config = self.connection.config
-        ping = max(PING_AT_LEAST, min(config.ping_interval, options.rules.lease / 3))
-        self.connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
         self._addresses[driver.candidate.addr.encode()] = driver
+        self._set_ping_interval()
         self._drivers.setdefault(republish_subject(options.bucket, options.lease_key).encode(), []).append(driver)
         if options.bucket not in self._subscriptions:
             subject = republish_subject(options.bucket)
@@ -205,9 +203,17 @@ class RenewerThread:
     def _forget(self, driver: Driver) -> None:
         driver.close()
         self._addresses.pop(driver.candidate.addr.encode(), None)
-        for drivers in self._drivers.values():
+        self._set_ping_interval()
+        for subject, drivers in list(self._drivers.items()):
             if driver in drivers:
                 drivers.remove(driver)
+            if not drivers:
+                del self._drivers[subject]
+
+    def _set_ping_interval(self) -> None:
+        """Notice a dead link within the shortest lease."""
+        shortest = min((driver.candidate.rules.lease for driver in self._addresses.values()), default=float("inf"))
+        self.connection.set_ping_interval(min(self._config.ping_interval, max(PING_AT_LEAST, shortest / 3)))
 
     def _on_event(self, event: str) -> None:
         if event == "connected":

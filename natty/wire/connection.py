@@ -9,6 +9,7 @@ import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -137,7 +138,7 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()  # that end with the connection
         self._next_sid, self._answers_sid = 1, b""  # the second is that of the subscription to our inbox
         self._out: list[Outgoing] = []
-        self._ended, self._connected = asyncio.Event(), asyncio.Event()
+        self._alert, self._connected = asyncio.Event(), asyncio.Event()  # the first wakes `_watch`
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
         self._opening = asyncio.Lock()
@@ -204,15 +205,11 @@ class Connection:
                 raise ConnectionClosedError("this client was closed and can't be opened again: create another one")
             if self._supervisor is None:
                 self.state, self._loop = "opening", asyncio.get_running_loop()
-                await self._open()
+                await self._connect_any()
+                self._answers_sid = b"%d" % self.subscribe(self._requests.subject, self._requests.deliver).sid
+                supervision = keep_up("the supervision of a connection", self._supervise)
+                self._supervisor = asyncio.create_task(supervision, name="natty connection")
         return self
-
-    async def _open(self) -> None:
-        await self._connect_any()
-        self._answers_sid = b"%d" % self.subscribe(self._requests.subject, self._requests.deliver).sid
-        self._supervisor = asyncio.create_task(
-            keep_up("the supervision of a connection", self._supervise), name="natty connection"
-        )
 
     async def _connect_any(self) -> None:
         failures: list[tuple[str, Exception]] = []
@@ -234,7 +231,6 @@ class Connection:
         if self.state == "closed":  # meanwhile
             session.abort()
             raise ConnectionClosedError("the client was closed while it connected")
-        self._ended.clear()
         self.refusals.begin()
         self._session, self._url, self.state, self._thread = session, url, "connected", get_ident()
         self.max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
@@ -255,7 +251,7 @@ class Connection:
             return
         self.state, self._thread, self._last_error = "disconnected", 0, error
         self._connected.clear()
-        self._ended.set()
+        self._alert.set()
         self._out.clear()
         self._requests.fail(NotConnectedError, f"the connection was lost before the answer came: {error}")
         logger.warning("connection to %s lost: %s", redact(self._url), error, extra={"action": "disconnected"})
@@ -291,11 +287,17 @@ class Connection:
             logger.info("reconnected to %s", redact(self._url), extra={"action": "reconnected"})
             self._report("connected")
 
+    def set_ping_interval(self, seconds: float) -> None:
+        """Change the `ping_interval` at once: also of the session that is up."""
+        self.config = replace(self.config, ping_interval=seconds)
+        self._alert.set()
+
     async def _watch(self) -> None:
         """Return when the session has ended; end it when the server stops answering."""
-        while not self._ended.is_set():
-            if await wait_until_set(self._ended, self.config.ping_interval):
-                return
+        while self.connected:
+            self._alert.clear()
+            if await wait_until_set(self._alert, self.config.ping_interval):
+                continue
             session = self._session
             assert session is not None
             try:
@@ -323,9 +325,7 @@ class Connection:
     async def ready(self, timeout: float | None = None) -> None:
         """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""
         self.check_loop()
-        if self.connected:
-            return
-        if self.supervised:
+        if self.supervised and not self.connected:
             try:
                 async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
                     await self._connected.wait()
@@ -592,7 +592,7 @@ class Connection:
             task.cancel()
         self._requests.fail(ConnectionClosedError)
         self.state, self._thread = "closed", 0
-        self._ended.set()
+        self._alert.set()
         self._connected.set()  # for those in `ready`
         if self._session is not None:
             self._session.abort()

@@ -13,6 +13,7 @@ from natty.config.units import clock
 from natty.elections import renewer
 from natty.elections.driver import Driver
 from natty.elections.renewer import renewer_of
+from natty.wire.background import cancel_all
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -35,6 +36,28 @@ async def test_many_elections_share_one_thread_one_connection_and_one_subscripti
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_dead_link_is_noticed_within_the_shortest_lease_whenever_that_election_began(
+    natty, natty_proxy, name, running
+):
+    terms, second = [], await vacated(natty, f"{name}-2", **BUCKET)
+    async with Natty(**natty_proxy.options, **PATIENT) as client:
+        tasks = [running(client.election(name, lease=LONG, **BUCKET).run(forever(terms)))]
+        await until(lambda: len(terms) == 1)
+        thread = renewer_of(client.connection)._thread
+        assert thread.connection.config.ping_interval == LONG / 3 > PATIENCE
+        tasks.append(running(client.election(second, lease=1.0, **BUCKET).run(forever(terms))))
+        await until(lambda: len(terms) >= 2)
+        before = thread.connection.reconnects
+        natty_proxy.mute()
+        await until(lambda: thread.connection.reconnects > before)
+        await cancel_all(tasks[1:])
+        await until(lambda: thread.connection.config.ping_interval == LONG / 3)
+        assert len(thread._drivers) == 1
+        await natty_proxy.cut()
+        await natty_proxy.restore()
+        await cancel_all(tasks)
 
 
 async def test_the_renewers_thread_ends_with_the_last_election(natty, name):
