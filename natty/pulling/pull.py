@@ -9,8 +9,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from functools import partial
 
 from natty.config.units import NANOSECONDS
 from natty.errors import (
@@ -23,7 +21,15 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.names import check_name
 from natty.pulling.pin import Pin
-from natty.pulling.requests import PullOptions, Requests, hand_back, read_status, split_statuses
+from natty.pulling.requests import (
+    PullCounts,
+    PullOptions,
+    Request,
+    Requests,
+    hand_back,
+    read_status,
+    split_statuses,
+)
 from natty.wire.ack import ACK, IN_PROGRESS, line_of_first_deliveries, nak
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage
@@ -46,14 +52,6 @@ Deliver = Callable[[list[RawMessage], int], None]
 def size_of(messages: Iterable[RawMessage]) -> int:
     """Return the bytes of messages as the server counts them: subject, ack subject, headers and payload."""
     return sum([len(subject) + len(reply) + len(head) + len(data) for subject, reply, head, data in messages])
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The limits of one request; `max_bytes` is 0 if the message may have any size."""
-
-    batch: int
-    max_bytes: int
 
 
 class Credit:
@@ -171,17 +169,6 @@ class Credit:
             self.asked_messages = self.asked_bytes = 0
 
 
-@dataclass
-class PullCounts:
-    """Counts since the start."""
-
-    delivered: int = 0
-    delivered_bytes: int = 0
-    redelivered: int = 0  # delivered messages that had been delivered before
-    requests: int = 0
-    renewals: int = 0  # sessions after the first
-
-
 class _Session:
     """One inbox. Messages that arrive in an older inbox are delivered if there is room, and have no other effect."""
 
@@ -227,6 +214,7 @@ class Pull:
         self._expires, self._heartbeat = options.expires, options.heartbeat
         self._changed = asyncio.Event()
         self._session = _Session()
+        self._inboxes: set[Requests] = set()  # open ones: the session's, and for a while those of earlier sessions
         self._owed = False  # whether the server has to send messages or heartbeats
         self._heard = 0.0  # when it sent the last one, on the monotonic clock
         self._renewed = 0.0
@@ -362,6 +350,7 @@ class Pull:
         elif event == "connected":
             self.renew()
         elif event == "disconnected":
+            self._close_inboxes()  # in the next session the server would serve the requests of an open one again
             self._expect()
         self._changed.set()
 
@@ -378,9 +367,16 @@ class Pull:
         try:
             await self._leave()
         finally:
-            if self._session.requests is not None:
-                self._session.requests.close(last=self._hand_back)
+            self._close_inboxes()
             self._connection.observed.retire(self)
+
+    def _close_inboxes(self) -> None:
+        while self._inboxes:
+            self._close_inbox(next(iter(self._inboxes)))
+
+    def _close_inbox(self, requests: Requests) -> None:
+        self._inboxes.discard(requests)
+        requests.close(last=self._hand_back)
 
     def _hand_back(self, batch: Batch) -> None:
         self.hand_back(batch.replies)
@@ -422,19 +418,22 @@ class Pull:
             self.renew()
 
     def renew(self) -> None:
-        """Begin a session with a new inbox and new requests. The previous inbox stays open for another heartbeat."""
+        """Begin a session with a new inbox and new requests. The previous inbox stays open for another heartbeat.
+
+        After a lost connection it is closed already: messages would come to both inboxes, and out of order.
+        """
         if self._stopping:
             return
         if self._session.requests is not None:
             self.counts.renewals += 1
             if self._pin and self._pin.id:
                 self._pin.on_renewed()
-            end = partial(self._session.requests.close, last=self._hand_back)
-            asyncio.get_running_loop().call_later(self._heartbeat, end)
+            asyncio.get_running_loop().call_later(self._heartbeat, self._close_inbox, self._session.requests)
         session = self._session = _Session()
         session.requests = Requests(
             self._jetstream, self.stream, self.durable, lambda batch: self._receive(session, batch)
         )
+        self._inboxes.add(session.requests)
         self._renewed = time.monotonic()
         self._retry_at = 0.0
         self._credit.forget()

@@ -91,6 +91,25 @@ def request_body(
     return msgspec.json.encode(body | (pin or {}))
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The limits of one request; `max_bytes` is 0 if the message may have any size."""
+
+    batch: int
+    max_bytes: int
+
+
+@dataclass
+class PullCounts:
+    """What a pull has counted since its start."""
+
+    delivered: int = 0
+    delivered_bytes: int = 0
+    redelivered: int = 0  # delivered messages that had been delivered before
+    requests: int = 0
+    renewals: int = 0  # sessions after the first
+
+
 class Status(NamedTuple):
     """The server's status of a request. `messages` and `size_bytes` are the rest of it; None: the server sent none.
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.pulling.pull import Credit, Request, size_of
+from natty.pulling.pull import Credit, size_of
+from natty.pulling.requests import Request
 
 MIB = 1024 * 1024
 

@@ -1,0 +1,76 @@
+"""What a pull does with its inbox and its acks when the connection is lost and comes back."""
+
+import asyncio
+
+import pytest
+from patient import NEVER, PATIENCE, PATIENT, until
+
+from natty import Natty
+from natty.errors import NoRespondersError
+
+LONG_LIVED = {"heartbeat": NEVER, "expires": 2 * NEVER}
+
+
+@pytest.fixture
+async def far(natty_proxy):
+    """A client behind the proxy."""
+    async with Natty(**PATIENT | natty_proxy.options) as client:
+        yield client
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    """An empty stream with the durable "d", which delivers nothing twice by itself."""
+    name = natty_name("AGAIN")
+    await natty.create_stream(name, subjects=[f"{name}.>"])
+    await natty.create_consumer(name, "d", ack_wait=NEVER)
+    return name
+
+
+async def info(natty, stream):
+    return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.d")
+
+
+async def cut(natty_proxy, natty, far, stream):
+    """Cut the link, and wait until the server and the client know; the server is not asked about the consumer."""
+    await natty_proxy.cut()
+    await until(lambda: not far.connection.connected)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await natty.request(f"sign.{stream}", b"", timeout=0.1)
+            except NoRespondersError:  # the server has dropped the subscriptions of the lost session
+                return
+            except TimeoutError:
+                pass
+
+
+async def restore(natty_proxy, far):
+    await natty_proxy.restore()
+    await far.connection.ready()
+    await far.connection.flush()
+
+
+async def test_messages_after_a_reconnect_come_once_and_in_order(natty_proxy, natty, far, stream):
+    far.connection.subscribe(f"sign.{stream}", lambda batch: None)
+    await far.connection.flush()
+    pull, got = far.pull(stream, "d", **LONG_LIVED), []
+
+    async def read():
+        async for batch in pull:
+            got.extend(zip(batch.sequences, batch.deliveries, strict=True))
+            pull.ack(batch.replies)
+            pull.finish(len(batch))
+
+    reading = asyncio.create_task(read())
+    await until(lambda: pull.counts.requests)
+    await far.connection.flush()
+    await cut(natty_proxy, natty, far, stream)
+    await restore(natty_proxy, far)
+    for number in range(300):
+        await natty.publish(f"{stream}.a", b"%d" % number)
+    await until(lambda: len({sequence for sequence, _ in got}) == 300)
+    assert got == [(sequence, 1) for sequence in range(1, 301)]
+    assert (await info(natty, stream))["delivered"]["consumer_seq"] == 300
+    pull.stop()
+    await reading
