@@ -17,8 +17,10 @@ from natty.errors import ConnectionClosedError, RequestTimeoutError
 from natty.groups.place import parse_info
 from natty.groups.settings import PRIORITY_GROUP
 from natty.groups.stint import FLUSH_TIMEOUT, keep_pin
+from natty.names import decode
 from natty.pulling.pin import Pin, is_cut
 from natty.pulling.requests import PullOptions
+from natty.wire.ack import ACK
 from natty.wire.background import cancel_all, keep_up, map_concurrently, wait_until_set
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated
@@ -53,7 +55,7 @@ class PinnedReader:
         self._config: dict[str, Any] = {}  # as last seen; a request beyond its limits ends a pull, and we look again
         self._pull: Pull | None = None
         self._until = 0.0  # until then no other node is pinned, by `leader.clock`
-        self._withheld: list[bytes] = []  # an acknowledgement that was due after that
+        self._withheld: list[bytes] = []  # an acknowledgement that was due after that, or without a connection
         self._stopping = False
         self._settled = asyncio.Event()
         name = f"{stream}/{consumer}"
@@ -277,12 +279,17 @@ class PinnedReader:
             return False
         self._until = max(self._until, kept.until)
         self._config = kept.info.get("config", self._config)
-        withheld, self._withheld = self._withheld, []
-        self._acknowledge(withheld)
+        if (withheld := self._withheld) and clock() < self._until:  # answered: a RESET may overtake an ack
+            await self._natty.connection.request(decode(withheld[0]), ACK, timeout=FLUSH_TIMEOUT)
+            self._withheld = [] if self._withheld is withheld else self._withheld
         return True
 
     def _acknowledge(self, last: list[bytes]) -> None:
-        if last and clock() < self._until:
+        """Acknowledge if no other node can be pinned and there is a connection; otherwise after the next sign of life.
+
+        The server must then still have this node pinned; see `_keep_pin`.
+        """
+        if last and clock() < self._until and self._natty.connection.connected:
             self._say(lambda pull: pull.ack(last))
         else:
             self._withheld = last
@@ -298,5 +305,5 @@ class PinnedReader:
             if self._pull is not None:
                 say(self._pull)
         except NotConnectedError:
-            state = f"{self.consumer}: the stored messages could not be acknowledged: no connection"
+            state = f"{self.consumer}: the messages read were not kept alive or handed back: no connection"
             self._repeated.warning(state, state)

@@ -95,8 +95,8 @@ class Source:
 
     While it is open, it reads ahead and keeps unsettled messages alive, so the server does not deliver them again after
     `ack_wait`, however slow the store is. It yields an empty batch at least every `TICK` seconds. A lost connection
-    loses no message: the server delivers messages again that could not be acknowledged, and their sequences identify
-    them as repetitions.
+    loses no message: acks that are due meanwhile are sent when it is back. Messages that the server delivers again are
+    identified by their sequences.
 
     With `together` an acknowledgement counts for all messages before it (`ack_policy: all`), and a message is
     acknowledged only when everything up to it is stored. Then no other reader may use the consumer: raises
@@ -242,7 +242,8 @@ class Source:
         """Acknowledge these messages. Only `commit.py` calls this."""
         self._unsettled.remove(messages.replies)
         last = messages.replies if self._floor is None else self._floor.note_stored(messages)
-        self._send(self._pull.ack, last, "stored messages were not acked")
+        if last:
+            self._pull.ack(last)
 
     def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Request these messages again."""

@@ -13,7 +13,7 @@ from natty.config.units import NANOSECONDS
 from natty.consuming.handler import Handler
 from natty.consuming.options import ConsumeOptions
 from natty.consuming.shutdown import stop_on_signals
-from natty.consuming.work import Receipts, Stint, Work
+from natty.consuming.work import Stint, Work
 from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
 from natty.pulling.pull import Pull
@@ -68,7 +68,7 @@ class Consumption(RunsAsTask):
             recreate=self._ensure,
             on_stop=lambda: self._work.release(self._stint),
         )
-        self._stint = Stint(Receipts(self._pull), first_delivery(stream, durable))
+        self._stint = Stint(self._pull, first_delivery(stream, durable))
         self._work = Work(
             jetstream, (stream, durable), durable, handler, options, on_fault=lambda fault: self._pull.stop()
         )

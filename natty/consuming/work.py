@@ -24,7 +24,7 @@ from natty.consuming.handler import FromThreads, Handler, caller, is_async, take
 from natty.consuming.lanes import Lanes, Turn
 from natty.consuming.options import WorkOptions, key_by
 from natty.consuming.reports import NextStep, Reports
-from natty.errors import NotConnectedError, ThreadsEndedError
+from natty.errors import ThreadsEndedError
 from natty.jetstream import JetStream
 from natty.pulling.pull import Pull, size_of
 from natty.wire import tracing
@@ -38,10 +38,13 @@ _RETRY_FOR = RETRY_FOR.encode()
 
 
 class Receipts:
-    """Acks and credit of finished messages, joined into one write in the next iteration of the event loop."""
+    """Acks and credit of finished messages, joined into one write in the next iteration of the event loop.
 
-    def __init__(self, pull: Pull) -> None:
-        self._pull = pull
+    Acks that are due without a connection are sent when it is back, if `valid` is true then.
+    """
+
+    def __init__(self, pull: Pull, valid: Callable[[], bool]) -> None:
+        self._pull, self._valid = pull, valid
         self._acks: list[bytes] = []
         self._done: list[RawMessage] = []
 
@@ -59,15 +62,11 @@ class Receipts:
             self._acks.append(raw[1])
 
     def send(self) -> None:
-        """Send the joined acks. Acks that can't be sent are lost: their messages are delivered again."""
+        """Send the joined acks; see `Pull.ack`."""
         acks, done = self._acks, self._done
         self._acks, self._done = [], []
-        try:
-            if acks:
-                self._pull.ack(acks)
-        except NotConnectedError:
-            text = "%d acks were not sent: no connection; the server redelivers these messages after ack_wait"
-            logger.warning(text, len(acks))
+        if acks:
+            self._pull.ack(acks, self._valid)
         if done:
             self._pull.finish(len(done), size_of(done))
 
@@ -85,8 +84,8 @@ class Stint:
 
     leased = False
 
-    def __init__(self, receipts: Receipts, first: bytes) -> None:
-        self.receipts, self.first = receipts, first
+    def __init__(self, pull: Pull, first: bytes) -> None:
+        self.receipts, self.first = Receipts(pull, self.lasts), first
         self.over = False
 
     def __repr__(self) -> str:

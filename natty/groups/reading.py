@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from natty.consuming.work import Receipts, Work
+from natty.consuming.work import Work
 from natty.elections import clock
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
 from natty.groups.forgotten import Forgotten
@@ -67,7 +67,6 @@ class Reading:
         options = replace(options, expires=timings.pull_expires, heartbeat=timings.pull_heartbeat)
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
         self._pull.respect(config)
-        self._receipts = Receipts(self._pull)
         self._pinned = asyncio.Event()
         self._forgotten = Forgotten(jetstream, place[:2], (work.letters, work.consumer), self._holds, changed)
         self._looking: asyncio.Task[None] | None = None
@@ -114,7 +113,8 @@ class Reading:
         await self._end_reading()
         await self._work.finish(timeout)
         await self._work.failures.reports.send_last()
-        self._receipts.send()
+        if self.stint is not None:
+            self.stint.receipts.send()
         with suppress(NattyError):
             await self._jetstream.connection.flush(FLUSH_TIMEOUT)
             await self._wait_until_settled()
@@ -189,7 +189,7 @@ class Reading:
             self.stint = PinnedStint(
                 self,
                 self._pin.id,
-                self._receipts,
+                self._pull,
                 first_delivery(self.stream, self.consumer),
                 self._margin,
                 self._memory,

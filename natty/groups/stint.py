@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from natty.consuming.dead_letters import TooManyDeliveriesError
 from natty.consuming.handler import Handler
 from natty.consuming.options import key_by
-from natty.consuming.work import Delivery, Receipts, Stint, Work
+from natty.consuming.work import Delivery, Stint, Work
 from natty.elections import clock
 from natty.groups.joining import PARTITION, JoinOptions
 from natty.groups.partitions import PartitionedMessage, token_of
 from natty.groups.place import parse_info
 from natty.jetstream import JetStream
 from natty.pulling.pin import Pin
+from natty.pulling.pull import Pull
 from natty.pulling.requests import next_subject, read_status, request_body
 from natty.wire.ack import identity_of
 from natty.wire.message import RawMessage
@@ -83,10 +84,8 @@ class PinnedStint(Stint):
 
     leased = True
 
-    def __init__(
-        self, reads: object, pin: str, receipts: Receipts, first: bytes, margin: float, memory: Memory
-    ) -> None:
-        super().__init__(receipts, first)
+    def __init__(self, reads: object, pin: str, pull: Pull, first: bytes, margin: float, memory: Memory) -> None:
+        super().__init__(pull, first)
         self.reads, self.pin = reads, pin
         self.mark = pin.encode()  # in the headers of each message that is delivered in it
         self.watched = False  # whether a timer will stop its handlers

@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from natty.config.units import NANOSECONDS
 from natty.errors import (
@@ -16,21 +16,16 @@ from natty.errors import (
     ConsumerExistsError,
     ConsumerNotFoundError,
     NattyError,
+    NotConnectedError,
     StreamNotFoundError,
 )
 from natty.jetstream import JetStream
 from natty.names import check_name
+from natty.pulling.kept_acks import KeptAcks
 from natty.pulling.pin import Pin
-from natty.pulling.requests import (
-    PullCounts,
-    PullOptions,
-    Request,
-    Requests,
-    hand_back,
-    read_status,
-    split_statuses,
-)
+from natty.pulling.requests import PullCounts, PullOptions, Request, Requests, hand_back, read_status, split_statuses
 from natty.wire.ack import ACK, IN_PROGRESS, line_of_first_deliveries, nak
+from natty.wire.background import wait_until_set
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage
 
@@ -205,6 +200,7 @@ class Pull:
         self._name = f"consumer {stream}/{durable}"
         self._jetstream = jetstream
         self._connection = jetstream.connection
+        self._kept_acks = KeptAcks(self._connection)
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
         self.deliver: Deliver | None = None
         self._fault: Exception | None = None  # of `deliver`
@@ -236,6 +232,7 @@ class Pull:
         self._begun = True
         if not self._connection.supervised:
             raise self._connection.no_session()
+        self._kept_acks.begin()  # before the next line: acks are sent before requests
         self._connection.listeners.append(self._on_event)
         self._connection.leaving.append(self._leave)
         self._connection.observed.add(self, PULL, self.stream, self.durable)
@@ -314,9 +311,16 @@ class Pull:
         self._connection.check_thread()
         self._ask(messages)
 
-    def ack(self, replies: list[bytes]) -> None:
-        """Acknowledge messages, joined into one write. NotConnectedError: they are delivered again."""
-        self._connection.send_to_each(replies, ACK)
+    def ack(self, replies: list[bytes], valid: Callable[[], bool] = lambda: True) -> None:
+        """Acknowledge messages, joined into one write.
+
+        Without a connection the acks are kept, and sent when it is back, before new requests; but not if `valid` then
+        returns False, or if the pull has ended: these messages are delivered again, as a warning says.
+        """
+        try:
+            self._connection.send_to_each(replies, ACK)
+        except NotConnectedError:
+            self._kept_acks.keep(replies, valid)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Hand messages back, to be delivered again after `delay` seconds."""
@@ -338,10 +342,7 @@ class Pull:
         """Wait for messages, a tick, a stop or a fault, or the end of `healing`."""
         while not (self._arrived or self._stopping or self._fault or healing.done()):
             self._wake.clear()
-            try:
-                async with asyncio.timeout(self.options.tick):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await wait_until_set(self._wake, self.options.tick):
                 return
 
     def _on_event(self, event: str) -> None:
@@ -368,6 +369,7 @@ class Pull:
             await self._leave()
         finally:
             self._close_inboxes()
+            self._kept_acks.end()
             self._connection.observed.retire(self)
 
     def _close_inboxes(self) -> None:
@@ -386,9 +388,7 @@ class Pull:
         self.renew()
         while True:
             self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._next_look(time.monotonic())):
-                    await self._changed.wait()
+            await wait_until_set(self._changed, self._next_look(time.monotonic()))
             if self._stopping:
                 return
             if self._retry_at == math.inf:

@@ -2,7 +2,7 @@
 
 from natty.config.settings import Config
 from natty.consuming.options import WorkOptions
-from natty.consuming.work import Receipts, Stint, Work
+from natty.consuming.work import Stint, Work
 from natty.jetstream import JetStream
 from natty.wire.ack import first_delivery
 from natty.wire.connection import Connection
@@ -14,7 +14,7 @@ class Sent:
     def __init__(self):
         self.acks, self.handed_back, self.finished_messages = [], [], 0
 
-    def ack(self, replies):
+    def ack(self, replies, valid):
         self.acks += replies
 
     def hand_back(self, replies):
@@ -48,4 +48,4 @@ def engine(handler, *, stint=Stint, **options):
         JetStream(Connection(Config())), ("S", "d"), "d", handler, WorkOptions(**{"dead_letters": False} | options)
     )
     work.start()
-    return work, stint(Receipts(sent), first_delivery("S", "d")), sent
+    return work, stint(sent, first_delivery("S", "d")), sent

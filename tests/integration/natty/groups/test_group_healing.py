@@ -7,7 +7,7 @@ import pytest
 from consuming import until
 from go_groups import ELASTIC, Go
 from group_members import LONG, QUICK, consumer, has_state, make, publish, start_instance
-from patient import PATIENCE, PATIENT
+from patient import NEVER, PATIENCE, PATIENT
 
 from natty import Natty, NattyError
 from natty.groups.place import Place
@@ -91,6 +91,28 @@ async def test_an_instance_that_is_cut_off_stops_its_handlers_and_its_standby_go
         await until(lambda: cut.connection.connected)
         await has_state(m1, "standby", "active")
     assert notes.ordered
+
+
+async def test_acks_of_a_member_that_is_cut_off_for_less_than_its_lease_are_sent_afterwards(
+    natty, natty_proxy, group, notes
+):
+    notes.gate.clear()
+    await publish(natty, group.stream, range(1), keys=1)
+    async with Natty(**natty_proxy.options, **PATIENT) as cut, AsyncExitStack() as stack:
+        ours = cut.group(group.stream, "g").join("m1", notes.handler(), **LONG | {"ack_wait": NEVER})
+        m1 = await stack.enter_async_context(ours)
+        await until(lambda: notes.begun == 1)
+        await natty_proxy.cut()
+        await until(lambda: not cut.connection.connected)
+        notes.gate.set()
+        await until(lambda: m1.counts["handled"] == 1)
+        await natty_proxy.restore()
+        await publish(natty, group.stream, range(1, 2), keys=1)
+        await notes.have(2)
+        await until(lambda: m1.counts["handled"] == 2)
+        assert m1.counts["repeated"] == 0
+    assert notes.ordered
+    assert notes.count == 2
 
 
 @pytest.mark.long

@@ -74,3 +74,66 @@ async def test_messages_after_a_reconnect_come_once_and_in_order(natty_proxy, na
     assert (await info(natty, stream))["delivered"]["consumer_seq"] == 300
     pull.stop()
     await reading
+
+
+async def read_all(pull, count):
+    """Read without acknowledging; return the iterator, which keeps the pull open, and the ack subjects."""
+    batches, replies = pull.__aiter__(), []
+    async with asyncio.timeout(PATIENCE):
+        while len(replies) < count:
+            replies += (await anext(batches)).replies
+    return batches, replies
+
+
+async def fill(natty, stream):
+    for number in range(5):
+        await natty.publish(f"{stream}.a", b"%d" % number)
+
+
+async def until_acked(natty, stream, left=0):
+    async with asyncio.timeout(PATIENCE):
+        while (await info(natty, stream))["num_ack_pending"] != left:
+            await asyncio.sleep(0.02)
+
+
+async def test_acks_that_are_due_without_a_connection_are_sent_when_it_is_back(natty_proxy, natty, far, stream):
+    await fill(natty, stream)
+    pull = far.pull(stream, "d", **LONG_LIVED)
+    batches, replies = await read_all(pull, 5)
+    await natty_proxy.cut()
+    await until(lambda: not far.connection.connected)
+    pull.ack(replies[:2])
+    pull.ack(replies[2:])
+    await restore(natty_proxy, far)
+    await until_acked(natty, stream)
+    await batches.aclose()
+
+
+async def test_acks_that_are_not_valid_any_more_when_it_is_back_are_dropped(natty_proxy, natty, far, stream, caplog):
+    await fill(natty, stream)
+    pull, ours = far.pull(stream, "d", **LONG_LIVED), True
+    batches, replies = await read_all(pull, 5)
+    await natty_proxy.cut()
+    await until(lambda: not far.connection.connected)
+    pull.ack(replies[:2], lambda: ours)
+    pull.ack(replies[2:])
+    ours = False
+    await restore(natty_proxy, far)
+    await until_acked(natty, stream, left=2)
+    assert "2 acks were not sent: other clients may have the messages" in caplog.text
+    await batches.aclose()
+
+
+async def test_acks_are_dropped_with_a_warning_if_the_pull_ends_first(natty_proxy, natty, far, stream, caplog):
+    await fill(natty, stream)
+    pull = far.pull(stream, "d", **LONG_LIVED)
+    batches, replies = await read_all(pull, 5)
+    await natty_proxy.cut()
+    await until(lambda: not far.connection.connected)
+    pull.ack(replies[:2])
+    await batches.aclose()
+    assert "2 acks were not sent: no connection" in caplog.text
+    pull.ack(replies[2:])  # of a handler that took longer
+    assert "3 acks were not sent: no connection" in caplog.text
+    await restore(natty_proxy, far)
+    assert (await info(natty, stream))["num_ack_pending"] == 5

@@ -123,10 +123,13 @@ class Server:
         self.info: dict[str, Any] = {"num_ack_pending": 0, "config": {}}
         self.blocks: list[Any] = []
         self.jetstream = self
-        self.connection = SimpleNamespace(flush=self.flush)
+        self.connection = SimpleNamespace(connected=True, flush=self.flush, request=self.confirm)
 
     async def flush(self, timeout: float) -> None:
         pass
+
+    async def confirm(self, reply: str, ack: bytes, timeout: float) -> None:
+        self.acked += batch_of(reply.encode()).sequences
 
     async def request(self, subject: str, body: object = None) -> dict[str, Any]:
         self.asked.append(subject.split(".")[1])

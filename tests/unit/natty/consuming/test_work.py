@@ -194,7 +194,7 @@ async def test_a_key_whose_retry_was_released_may_be_handled_again():
     await until(lambda: work.failures.retried)
     work.release(stint)
     assert sent.handed_back == [reply(1)]
-    work.add(Stint(stint.receipts, stint.first), [raw(2)])
+    work.add(Stint(sent, stint.first), [raw(2)])
     await until(lambda: seen == [1, 2])
     await work.close(PATIENCE)
 

@@ -10,7 +10,7 @@ from patient import PATIENCE, until
 from natty.config.settings import Config
 from natty.consuming.dead_letters import TooManyDeliveriesError
 from natty.consuming.options import key_by
-from natty.consuming.work import Receipts, Work
+from natty.consuming.work import Work
 from natty.elections import clock
 from natty.groups.joining import JoinOptions
 from natty.groups.partitions import PartitionedMessage, token_of
@@ -27,10 +27,11 @@ class Sent:
     """Takes what receipts send, in place of a pull."""
 
     def __init__(self):
-        self.acks, self.finished_messages = [], 0
+        self.acks, self.valid, self.finished_messages = [], None, 0
 
-    def ack(self, replies):
+    def ack(self, replies, valid):
         self.acks += replies
+        self.valid = valid
 
     def finish(self, count, size):
         self.finished_messages += count
@@ -43,7 +44,7 @@ def member(handler, key=token_of, **options):
     jetstream = JetStream(Connection(Config()))
     work = Work(jetstream, ("g", "m"), "g", handler, options, make=PartitionedMessage, key=key, default_key=token_of)
     work.start()
-    stint = PinnedStint(object(), "pin", Receipts(sent), first_delivery("S", "m"), margin=1.0, memory=memory)
+    stint = PinnedStint(object(), "pin", sent, first_delivery("S", "m"), margin=1.0, memory=memory)
     stint.extend(clock() + 1000.0)
     stint.begin()
     return work, memory, stint, sent
@@ -69,6 +70,21 @@ async def test_a_handler_that_outlives_its_lease_acknowledges_nothing(ends):
     await until(lambda: sent.finished_messages == 1)
     assert sent.acks == ([] if ends else [REPLY])
     assert (work.handled, work.overran) == (1, int(ends))
+    await work.close(PATIENCE)
+
+
+async def test_an_ack_that_is_kept_without_a_connection_is_valid_until_the_lease_in_which_it_was_due_ends():
+    async def handle(message):
+        pass
+
+    work, memory, stint, sent = member(handle)
+    work.add(stint, [(b"3.orders", REPLY, b"", b"x")])
+    await until(lambda: sent.acks)
+    assert sent.valid()
+    stint.until = clock()
+    later = PinnedStint(object(), "another pin", sent, first_delivery("S", "m"), margin=1.0, memory=memory)
+    later.extend(clock() + 1000.0)
+    assert not sent.valid()
     await work.close(PATIENCE)
 
 
