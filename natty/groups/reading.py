@@ -22,7 +22,7 @@ from natty.pulling.pin import Pin
 from natty.pulling.pull import Pull, size_of
 from natty.pulling.requests import PullOptions
 from natty.wire.ack import IN_PROGRESS, delivery_of, first_delivery, identity_of, sequence_of
-from natty.wire.background import cancel_all, keep_up
+from natty.wire.background import cancel_all, keep_up, wait_until_set
 from natty.wire.message import Batch, RawMessage
 
 logger = logging.getLogger("natty.groups")
@@ -68,6 +68,7 @@ class Reading:
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
         self._pull.respect(config)
         self._pinned = asyncio.Event()
+        self._interrupted = asyncio.Event()  # the next look at the pin and at what is missing is due now
         self._forgotten = Forgotten(jetstream, place[:2], (work.letters, work.consumer), self._holds, changed)
         self._looking: asyncio.Task[None] | None = None
         self._tasks = [
@@ -198,9 +199,10 @@ class Reading:
         self._changed()
 
     def _on_renewed(self) -> None:
-        """Check again that all unfinished messages have come to us, since the session is a new one."""
+        """Check again, and at once, that all unfinished messages have come to us, since the session is a new one."""
         if self.stint is not None:
             self.stint.interrupt()
+            self._interrupted.set()
 
     def _on_refused(self) -> None:
         self.refused = True
@@ -215,8 +217,10 @@ class Reading:
             stint = self.stint
             if stint is None:
                 continue
+            self._interrupted.clear()
             kept = await self._keep(stint)
-            await asyncio.sleep(min(self._timings.ack_wait / (5 if kept else 50), KEEP_EVERY if kept else ANSWER))
+            pause = min(self._timings.ack_wait / (5 if kept else 50), KEEP_EVERY if kept else ANSWER)
+            await wait_until_set(self._interrupted, pause)
 
     async def _keep(self, stint: PinnedStint) -> bool:
         """Renew the pin; return whether handlers may start."""

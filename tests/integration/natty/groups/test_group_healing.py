@@ -10,6 +10,7 @@ from group_members import LONG, QUICK, consumer, has_state, make, publish, start
 from patient import NEVER, PATIENCE, PATIENT
 
 from natty import Natty, NattyError
+from natty.groups import reading
 from natty.groups.place import Place
 
 
@@ -113,6 +114,25 @@ async def test_acks_of_a_member_that_is_cut_off_for_less_than_its_lease_are_sent
         assert m1.counts["repeated"] == 0
     assert notes.ordered
     assert notes.count == 2
+
+
+async def test_handlers_begin_again_after_a_reconnect_without_waiting_for_the_next_look_at_the_pin(
+    natty, natty_proxy, group, notes, monkeypatch
+):
+    await publish(natty, group.stream, range(1))
+    async with Natty(**natty_proxy.options, **PATIENT) as cut, AsyncExitStack() as stack:
+        ours = cut.group(group.stream, "g").join("m1", notes.handler(), **LONG | {"ack_wait": NEVER})
+        m1 = await stack.enter_async_context(ours)
+        await notes.have(8)
+        monkeypatch.setattr(reading, "KEEP_EVERY", NEVER)
+        lease = m1._reading.stint.until
+        await until(lambda: m1._reading.stint.until > lease)  # it has looked once more
+        await natty_proxy.cut()
+        await until(lambda: not cut.connection.connected)
+        await natty_proxy.restore()
+        await publish(natty, group.stream, range(1, 2))
+        await notes.have(16)
+    assert notes.ordered
 
 
 @pytest.mark.long
