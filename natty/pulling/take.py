@@ -27,23 +27,26 @@ async def take(
     AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
     """
     with _Inbox(jetstream, stream, consumer) as inbox:
-        most, expires, refused, quiet = LOT, wait, False, 0.0
-        while count and quiet < wait:
-            lot = min(count, most)
-            inbox.ask(lot, expires)
-            quiet += expires
+        most, expires, refused, clock = LOT, wait, False, asyncio.get_running_loop().time
+        quiet = 0.0  # seconds without a message until the end of the current request
+        while count and (wait - quiet) * NANOSECONDS >= 1:
+            lot, lives, asked = min(count, most), min(expires, wait - quiet), clock()
+            inbox.ask(lot, lives)
+            quiet += lives
             while lot:
-                messages, status = await inbox.arrival(expires)
+                messages, status = await inbox.arrival(lives)
                 if messages:
                     yield Batch(messages, jetstream.connection)
                     lot -= len(messages)
                     count -= len(messages)
-                    quiet = 0.0
+                    quiet = max(0.0, asked + lives - clock())
                 if status and not status.is_timeout:
                     limits = await _limits(jetstream, stream, consumer, status.text, again=refused)
                     most, expires, refused, quiet = min(most, limits[0]), min(expires, limits[1]), True, 0.0
                 if status:
                     break
+            else:
+                quiet = 0.0
 
 
 async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:

@@ -5,9 +5,11 @@ import urllib.request
 import pytest
 from command_line import CommandLine
 from commands import complaint, printed
-from patient import FILLING, NEVER, PATIENCE, until
+from consuming import until
+from patient import FILLING, NEVER, PATIENCE
 
 from natty import Natty
+from natty.config.units import NANOSECONDS
 from natty.errors import ConsumerNotFoundError, JetStreamError, NotConnectedError
 from natty.pulling.take import LOT, take
 from natty.testing import NatsServer, ServerOptions, free_ports
@@ -156,6 +158,24 @@ async def test_many_are_taken_by_a_request_for_each_lot(natty, natty_name):
     assert found == [b"%d" % number for number in range(LOT + 5)]
     await natty.connection.flush()
     assert [json.loads(raw[3])["batch"] for raw in requests] == [LOT, 5]
+
+
+async def test_it_waits_only_once_for_messages_that_do_not_come(natty, natty_name):
+    stream, wait = natty_name("FEWER"), 0.5
+    await natty.create_stream(stream, subjects=[f"{stream}.*"])
+    await natty.create_consumer(stream, "c", ack_wait=NEVER)
+    heard = []
+    natty.connection.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.c", lambda batch: heard.extend(batch.payloads))
+
+    async def once():
+        """Return whether the request after the last message lives for the rest of the wait, unless we stood still."""
+        await natty.publish(f"{stream}.a", b"x")
+        heard.clear()
+        assert sum([len(batch) async for batch in take(natty.jetstream, stream, "c", 2, wait=wait)]) == 1
+        await natty.connection.flush()
+        return all(json.loads(body)["expires"] < wait * NANOSECONDS for body in heard[1:])
+
+    await until(once)
 
 
 async def test_the_consumers_own_limits_of_a_request_are_respected(natty, natty_name):
