@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 
 from log_shipper.ledger import Ledger, Line
 from log_shipper.settings import ConsumeSettings, ShipperError, is_host
-from natty import Batch, ConsumerNotFoundError, Natty, NotConnectedError, Pull
+from natty import Batch, ConsumerNotFoundError, Natty, Pull
 
 logger = logging.getLogger("shipper")
 
@@ -108,8 +108,7 @@ class Reader:
                 if self._delivered != delivery_number(batch.replies[-1]):
                     logger.warning("deliveries of %s were lost: reading again after the last line on disk", stream)
                     return
-                with suppress(NotConnectedError):  # they come again, and are known
-                    pull.ack(batch.replies[-1:])
+                pull.ack(batch.replies[-1:])
                 pull.finish(len(batch))
 
     def _in_order(self, batch: Batch, written: int) -> tuple[list[Line], int]:
