@@ -365,7 +365,7 @@ def test_a_ca_file_with_a_negative_serial_number_is_read_without_a_warning(ca, t
     """Systems' CA files hold some; `cryptography` warns of them, and here a warning is an error."""
     der = bytearray(x509.load_pem_x509_certificate(ca.cert_pem).public_bytes(serialization.Encoding.DER))
     serial = der.index(b"\xa0\x03\x02\x01\x02\x02") + 7  # behind the version: tag, length, then the number
-    der[serial] |= 0x80
+    der[serial] = 0x80
     bundle = tmp_path / "bundle.pem"
     bundle.write_bytes(ca.cert_pem + ssl.DER_cert_to_PEM_cert(bytes(der)).encode())
     assert client_context(ca=bundle).verify_mode == ssl.CERT_REQUIRED
