@@ -98,10 +98,10 @@ class GroupSource:
         """
         while not self._stopping:
             self._raise_failure()
-            if not (waiting := self._count_waiting()):
+            if not self._count_waiting():
                 self._wake.clear()
                 await wait_until_set(self._wake, TICK)
-            if 0 < waiting < ENOUGH:
+            if 0 < self._count_waiting() < ENOUGH:
                 await asyncio.sleep(GATHER)
             taken = [reader.take() for reader in self._readers.values()]
             batch = Batch([raw for raws, _ in taken for raw in raws])

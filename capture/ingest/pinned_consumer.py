@@ -10,7 +10,7 @@ from typing import Any
 
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from capture.ingest.record import Delivered
-from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
+from capture.ingest.source import BEATS, READ_PAUSE, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
 from natty.errors import ConnectionClosedError, RequestTimeoutError
@@ -155,7 +155,7 @@ class PinnedReader:
 
     async def _pull_until(self, credit: int, read: Callable[[Batch], Awaitable[bool]]) -> None:
         """Pull until `read` returns False, or the consumer, the pin or the connection changes."""
-        options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4)
+        options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4, read_pause=READ_PAUSE)
         pull = self._pull = Pull(self._natty.jetstream, self._stream, self.consumer, options, pin=self._pin)
         pull.respect(self._config)
         if self._stopping:

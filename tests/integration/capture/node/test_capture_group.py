@@ -13,10 +13,13 @@ from capture.config.load import load
 from capture.errors import ConfigError
 from capture.formats.parquet import ParquetWriter
 from capture.ingest import group_source, pinned_consumer
+from capture.ingest.block import OpenBlocks
+from capture.ingest.source import READ_PAUSE
 from capture.stores import open_store
 from capture.verification.check import check
 from natty import ConsumerExistsError, Natty
 from natty.errors import BadGroupError, ConsumerNotFoundError
+from natty.wire.read_pauses import ReadPauses
 
 MEMBERS = ("p0", "p1", "p2", "p3")
 KEYS = 20
@@ -198,6 +201,35 @@ async def test_after_the_loss_of_its_pin_a_node_stores_what_it_has_and_acknowled
     assert (await group.states())["p0"].unacked == 0
     sequences = [row["sequence"] for row in group.rows()]
     assert len(sequences) == 2 * len(set(sequences)) == 2 * before.unacked
+
+
+async def test_messages_that_come_one_by_one_to_an_idle_group_are_stored_in_batches(
+    group, start_beside, at_once, monkeypatch
+):
+    monkeypatch.setattr(group_source, "GATHER", 1.0)
+    sizes, pauses = [], []
+    add, begin = OpenBlocks.add, ReadPauses.begin
+
+    def note_size(blocks, groups, *, now):
+        sizes.append(sum(len(records) for _, _, records in groups))
+        return add(blocks, groups, now=now)
+
+    def note_pause(reads, nbytes):
+        pauses.append(reads.wanted)
+        begin(reads, nbytes)
+
+    monkeypatch.setattr(OpenBlocks, "add", note_size)
+    monkeypatch.setattr(ReadPauses, "begin", note_pause)
+    running = start_beside(group.configure(**NO_HURRY))
+    await group.publish(20)
+    await until(lambda: sum(sizes) == 20)
+    del sizes[:]
+    for number in range(200):
+        await send(group.fleet, f"k{number % KEYS}", b"", b"")
+    await until(lambda: sum(sizes) == 200)
+    assert len([size for size in sizes if size]) < 100
+    assert READ_PAUSE in pauses
+    await running.stop()
 
 
 async def two_nodes(fleet, config):
