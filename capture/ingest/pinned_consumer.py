@@ -117,13 +117,13 @@ class PinnedReader:
     async def release(self, within: float, seal: Callable[[], None]) -> None:
         """Stop, wait up to `within` seconds until all read messages are stored and acknowledged, then give up the pin.
 
-        `seal` seals the open blocks, so that they are stored.
+        `seal` seals the open blocks, so that they are stored: once, for after the stop all read messages are in blocks.
         """
         self.stop()
+        seal()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while self._unsettled:
-                    seal()
                     self._settled.clear()
                     await wait_until_set(self._settled, TICK)
         await self.close()

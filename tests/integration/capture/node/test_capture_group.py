@@ -232,6 +232,35 @@ async def test_messages_that_come_one_by_one_to_an_idle_group_are_stored_in_batc
     await running.stop()
 
 
+async def test_a_hand_over_seals_the_open_blocks_once_however_long_the_store_takes(
+    group, start_beside, at_once, monkeypatch
+):
+    seals, seal, look = [], OpenBlocks.seal, pinned_consumer.wait_until_set
+    monkeypatch.setattr(OpenBlocks, "seal", lambda blocks: seals.append(blocks) or seal(blocks))
+    config = group.configure(**NO_HURRY)
+    async with Natty(**group.fleet.options) as other:
+        first = start_beside(config)
+        stores, put = asyncio.Event(), first.node.store.put
+
+        async def wait_to_put(path, *rest, **named):
+            await stores.wait()
+            return await put(path, *rest, **named)
+
+        await group.publish(200)
+        await group.until(lambda states: sum(one.unacked for one in states.values()) == 200)
+        monkeypatch.setattr(first.node.store, "put", wait_to_put)
+        second = start_beside(config, other)
+        await until(lambda: len(seals) >= 2)
+        looks = []
+        monkeypatch.setattr(pinned_consumer, "wait_until_set", lambda *given: looks.append(given) or look(*given))
+        await until(lambda: len(looks) >= 10)
+        assert len(seals) == 2  # one for each consumer that moves
+        stores.set()
+        await first.stop()
+        await second.stop()
+    await group.until_all_acked()
+
+
 async def two_nodes(fleet, config):
     """Start two nodes, and wait until they share the partitions."""
     names = ("node-1", "node-2")
