@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from capture.ingest.ack_floor import DeliveryGap, Floor
-from capture.ingest.record import Delivered
+from capture.ingest.record import Delivered, Part
 from capture.ingest.source import BEATS, READ_PAUSE, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
@@ -88,23 +88,25 @@ class PinnedReader:
         pull = self._pull
         if not taken or pull is None:
             return [], lambda: None
-        self._floor.note_batch(Batch(taken))
-        return taken, lambda: pull.finish(len(taken))
+        new = self._floor.note_batch(Batch(taken))
+        if len(new) < len(taken):  # the last acknowledgement may be lost
+            self.ack(Part([], []))
+        return new.raw, lambda: pull.finish(len(taken))
 
     def ack(self, messages: Delivered) -> None:
         """Acknowledge the last message up to which all are stored."""
-        self._unsettled.remove(messages.replies)
-        self._acknowledge(self._floor.note_stored(messages))
-        if not self._unsettled:
-            self._settled.set()
+        settled = self._floor.note_stored(messages)
+        self._unsettled.remove(settled)
+        self._acknowledge(settled[-1:])
+        self._settled.set()
 
     def nak(self, messages: Delivered, delay: float) -> None:
         """Request messages again that could not be stored, if this node still has the pin."""
         self._unsettled.remove(messages.replies)
+        self._floor.note_handed_back(messages)
         if self._pull is not None and self._pin.id and clock() < self._until:
             self._say(lambda pull: pull.nak(messages.replies, delay))
-        if not self._unsettled:
-            self._settled.set()
+        self._settled.set()
 
     def stop(self) -> None:
         """Stop reading, and drop messages that were not taken; keep the pin. Idempotent."""
@@ -115,7 +117,7 @@ class PinnedReader:
         self.arrived = []
 
     async def release(self, within: float, seal: Callable[[], None]) -> None:
-        """Stop, wait up to `within` seconds until all read messages are stored and acknowledged, then give up the pin.
+        """Stop, wait up to `within` seconds until all read messages are stored or handed back, then give up the pin.
 
         `seal` seals the open blocks, so that they are stored: once, for after the stop all read messages are in blocks.
         """
@@ -123,7 +125,7 @@ class PinnedReader:
         seal()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self._unsettled:
+                while self._floor.is_waiting:
                     self._settled.clear()
                     await wait_until_set(self._settled, TICK)
         await self.close()

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from capture.errors import NotAloneError
 from capture.ingest.ack_floor import DeliveryGap, Floor
-from capture.ingest.record import Delivered
+from capture.ingest.record import Delivered, Part
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
@@ -146,10 +146,9 @@ class Source:
             if 0 < self._waiting < ENOUGH:
                 await asyncio.sleep(GATHER)  # a batch costs about as much as 100 messages: wait a moment for more
             batch = self._take_arrived()
-            self.read += len(batch)
-            if self._floor is not None and len(batch):
-                self._floor.note_batch(batch)
-            yield batch
+            new = batch if self._floor is None else self._take_new(self._floor, batch)
+            self.read += len(new)
+            yield new
             self._pull.finish(len(batch))  # its messages are in blocks, which have their own limits
         await reader  # raises the error that ended it
 
@@ -228,6 +227,12 @@ class Source:
         batches, self._arrived, self._waiting = self._arrived, [], 0
         return Batch.join(batches)
 
+    def _take_new(self, floor: Floor, batch: Batch) -> Batch:
+        new = floor.note_batch(batch)
+        if len(new) < len(batch):  # the last acknowledgement may be lost
+            self.ack(Part([], []))
+        return new
+
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._beat)
@@ -240,14 +245,16 @@ class Source:
 
     def ack(self, messages: Delivered) -> None:
         """Acknowledge these messages. Only `commit.py` calls this."""
-        self._unsettled.remove(messages.replies)
-        last = messages.replies if self._floor is None else self._floor.note_stored(messages)
-        if last:
-            self._pull.ack(last)
+        settled = messages.replies if self._floor is None else self._floor.note_stored(messages)
+        self._unsettled.remove(settled)
+        if settled:
+            self._pull.ack(settled if self._floor is None else settled[-1:])
 
     def nak(self, messages: Delivered, delay: float = 0.0) -> None:
         """Request these messages again."""
         self._unsettled.remove(messages.replies)
+        if self._floor is not None:
+            self._floor.note_handed_back(messages)
         self._hand_back(messages.replies, delay)
 
     def _hand_back(self, replies: list[bytes], delay: float = 0.0) -> None:

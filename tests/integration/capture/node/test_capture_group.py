@@ -13,11 +13,12 @@ from capture.config.load import load
 from capture.errors import ConfigError
 from capture.formats.parquet import ParquetWriter
 from capture.ingest import group_source, pinned_consumer
+from capture.ingest.ack_floor import Floor
 from capture.ingest.block import OpenBlocks
 from capture.ingest.source import READ_PAUSE
 from capture.stores import open_store
 from capture.verification.check import check
-from natty import ConsumerExistsError, Natty
+from natty import Batch, ConsumerExistsError, Natty, Pull
 from natty.errors import BadGroupError, ConsumerNotFoundError
 from natty.wire.read_pauses import ReadPauses
 
@@ -95,6 +96,24 @@ def at_once(monkeypatch):
         "capture.ingest.group_source.TTL",
     ):
         monkeypatch.setattr(place, PATIENCE)
+
+
+@pytest.fixture
+def store_gate(monkeypatch):
+    """Return a function that lets a node store no block whose path contains a text, until the event is set."""
+
+    def close(node, text=""):
+        opened, put = asyncio.Event(), node.store.put
+
+        async def wait_to_put(path, *rest, **named):
+            if text in path:
+                await opened.wait()
+            return await put(path, *rest, **named)
+
+        monkeypatch.setattr(node.store, "put", wait_to_put)
+        return opened
+
+    return close
 
 
 def held(states):
@@ -233,32 +252,69 @@ async def test_messages_that_come_one_by_one_to_an_idle_group_are_stored_in_batc
 
 
 async def test_a_hand_over_seals_the_open_blocks_once_however_long_the_store_takes(
-    group, start_beside, at_once, monkeypatch
+    group, start_beside, at_once, monkeypatch, store_gate
 ):
     seals, seal, look = [], OpenBlocks.seal, pinned_consumer.wait_until_set
     monkeypatch.setattr(OpenBlocks, "seal", lambda blocks: seals.append(blocks) or seal(blocks))
     config = group.configure(**NO_HURRY)
     async with Natty(**group.fleet.options) as other:
         first = start_beside(config)
-        stores, put = asyncio.Event(), first.node.store.put
-
-        async def wait_to_put(path, *rest, **named):
-            await stores.wait()
-            return await put(path, *rest, **named)
-
         await group.publish(200)
         await group.until(lambda states: sum(one.unacked for one in states.values()) == 200)
-        monkeypatch.setattr(first.node.store, "put", wait_to_put)
+        opened = store_gate(first.node)
         second = start_beside(config, other)
         await until(lambda: len(seals) >= 2)
         looks = []
         monkeypatch.setattr(pinned_consumer, "wait_until_set", lambda *given: looks.append(given) or look(*given))
         await until(lambda: len(looks) >= 10)
         assert len(seals) == 2  # one for each consumer that moves
-        stores.set()
+        opened.set()
         await first.stop()
         await second.stop()
     await group.until_all_acked()
+
+
+ONE_ACK = pytest.mark.parametrize("settings", [{}, {"group": "", "ack": "all"}], ids=["group", "all"])
+
+
+@ONE_ACK
+async def test_stored_messages_that_can_not_be_acknowledged_yet_are_kept_alive(
+    group, start_beside, at_once, monkeypatch, store_gate, settings
+):
+    alive, in_progress = set(), Pull.in_progress
+
+    def note(pull, replies):
+        alive.update(Batch([(b"", reply, b"", b"") for reply in replies]).sequences)
+        in_progress(pull, replies)
+
+    monkeypatch.setattr(Pull, "in_progress", note)
+    running = start_beside(group.configure(ack_wait=3.0, limits__max_age=0.2, **settings))
+    opened = store_gate(running.node, "key=k0")
+    await group.publish(200)
+    await until(lambda: running.node.stored["messages"] == 190)
+    alive.clear()
+    await until(lambda: any((sequence - 1) % KEYS for sequence in alive))  # of other keys
+    opened.set()
+    await until(lambda: running.node.stored["messages"] == 200)
+    await running.stop()
+
+
+@ONE_ACK
+async def test_messages_that_the_server_delivers_again_while_they_wait_are_stored_once(
+    group, start_beside, at_once, monkeypatch, store_gate, settings
+):
+    delivered, note_delivery = [], Floor.note_delivery
+    monkeypatch.setattr(
+        Floor, "note_delivery", lambda floor, replies: delivered.extend(replies) or note_delivery(floor, replies)
+    )
+    monkeypatch.setattr(Pull, "in_progress", lambda *_: None)  # nothing keeps them alive
+    running = start_beside(group.configure(ack_wait=1.0, limits__max_age=0.2, **settings))
+    opened = store_gate(running.node, "key=k0")
+    await group.publish(200)
+    await until(lambda: running.node.stored["messages"] >= 190 and len(delivered) >= 600)
+    opened.set()
+    await running.stop()
+    assert sorted(row["sequence"] for row in group.rows()) == list(range(1, 201))
 
 
 async def two_nodes(fleet, config):

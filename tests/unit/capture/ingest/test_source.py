@@ -12,6 +12,7 @@ from patient import NEVER, jump
 from capture.errors import NotAloneError
 from capture.ingest import source as source_module
 from capture.ingest.ack_floor import DeliveryGap, Floor
+from capture.ingest.record import Part
 from capture.ingest.source import Source, Unsettled
 from natty.wire.message import Batch
 
@@ -107,9 +108,13 @@ def acked(replies: list[bytes]) -> list[int]:
     return batch_of(*replies).sequences
 
 
-def come(floor: Floor, batch: Batch) -> None:
+def last_acked(settled: list[bytes]) -> list[int]:
+    return acked(settled[-1:])
+
+
+def come(floor: Floor, batch: Batch) -> list[int]:
     floor.note_delivery(batch.replies)
-    floor.note_batch(batch)
+    return floor.note_batch(batch).sequences
 
 
 def test_of_blocks_that_are_stored_out_of_order_only_the_prefix_without_a_gap_is_acked() -> None:
@@ -119,18 +124,39 @@ def test_of_blocks_that_are_stored_out_of_order_only_the_prefix_without_a_gap_is
         come(floor, batch_of(*some))
     assert floor.note_stored(batch_of(*second)) == []
     assert floor.note_stored(batch_of(*first[1:])) == []
-    assert acked(floor.note_stored(batch_of(*first[:1]))) == [6]
+    settled = floor.note_stored(batch_of(*first[:1]))
+    assert (set(settled), last_acked(settled)) == ({*first, *second}, [6])
     assert acked(floor.note_stored(batch_of(*third[:2]))) == [6]
-    assert acked(floor.note_stored(batch_of(*third[2:]))) == [9]
+    settled = floor.note_stored(batch_of(*third[2:]))
+    assert (set(settled), last_acked(settled)) == ({second[-1], *third}, [9])
 
 
-def test_an_ack_that_got_lost_is_repeated_with_the_next_block() -> None:
+def test_an_ack_that_got_lost_is_repeated_and_its_messages_are_not_stored_again() -> None:
     floor = Floor()
     come(floor, batch_of(delivered(1, 1)))
     come(floor, batch_of(delivered(2, 2)))
-    assert acked(floor.note_stored(batch_of(delivered(1, 1)))) == [1]
-    come(floor, batch_of(delivered(1, 3, times=2)))
-    assert acked(floor.note_stored(batch_of(delivered(1, 3, times=2)))) == [1]
+    assert last_acked(floor.note_stored(batch_of(delivered(1, 1)))) == [1]
+    assert come(floor, batch_of(delivered(1, 3, times=2))) == []
+    assert acked(floor.note_stored(Part([], []))) == [1]
+    settled = floor.note_stored(batch_of(delivered(2, 2)))
+    assert (delivered(1, 3, times=2) in settled, last_acked(settled)) == (True, [2])
+    assert come(floor, batch_of(delivered(2, 4, times=2))) == []
+    settled = floor.note_stored(Part([], []))
+    assert (delivered(2, 4, times=2) in settled, last_acked(settled)) == (True, [2])
+
+
+def test_a_message_that_is_delivered_again_is_stored_again_only_if_it_was_handed_back() -> None:
+    floor = Floor()
+    come(floor, batch_of(*[delivered(one, one) for one in (1, 2, 3, 4)]))
+    floor.note_stored(batch_of(delivered(2, 2)))
+    floor.note_handed_back(batch_of(delivered(3, 3)))
+    again = [delivered(one, 4 + one, times=2) for one in (1, 2, 3, 4)]
+    assert come(floor, batch_of(*again, delivered(5, 9), delivered(6, 10), delivered(5, 11, times=2))) == [3, 5, 6]
+    assert come(floor, batch_of(delivered(3, 12, times=3))) == []
+    assert last_acked(floor.note_stored(batch_of(*[delivered(one, one) for one in (1, 4, 5, 6)]))) == []
+    assert floor.is_waiting
+    assert last_acked(floor.note_stored(batch_of(again[2]))) == [6]
+    assert not floor.is_waiting
 
 
 def test_what_was_handed_back_holds_the_acks_until_it_is_stored_after_all() -> None:
@@ -138,8 +164,12 @@ def test_what_was_handed_back_holds_the_acks_until_it_is_stored_after_all() -> N
     come(floor, batch_of(delivered(1, 1), delivered(2, 2)))
     come(floor, batch_of(delivered(3, 3)))
     assert floor.note_stored(batch_of(delivered(2, 2), delivered(3, 3))) == []
-    come(floor, batch_of(delivered(1, 4, times=2)))
-    assert acked(floor.note_stored(batch_of(delivered(1, 4, times=2)))) == [3]
+    assert floor.is_waiting
+    floor.note_handed_back(batch_of(delivered(1, 1)))
+    assert not floor.is_waiting
+    assert come(floor, batch_of(delivered(1, 4, times=2))) == [1]
+    assert floor.is_waiting
+    assert last_acked(floor.note_stored(batch_of(delivered(1, 4, times=2)))) == [3]
 
 
 @pytest.mark.parametrize("numbers", [(4,), (3, 5), (2, 3), (1, 2), (3, 4, 6)])
@@ -151,7 +181,7 @@ def test_a_delivery_that_did_not_come_here_ends_all_acks_before_it(numbers: tupl
     with pytest.raises(DeliveryGap, match=r"^delivery 2 was followed by \d, numbered \d to \d$"):
         come(floor, batch_of(*came))
     floor.note_stored(batch_of(*came))
-    assert acked(floor.note_stored(batch_of(*before))) == [12]
+    assert last_acked(floor.note_stored(batch_of(*before))) == [12]
 
 
 class AckAll:
@@ -180,14 +210,16 @@ def test_whatever_comes_is_stored_fails_and_comes_again_nothing_is_acked_that_is
     again: list[int] = []
 
     def take(batch: Batch) -> None:
-        come(floor, batch)
-        for reply in batch.replies:
+        floor.note_delivery(batch.replies)
+        for reply in floor.note_batch(batch).replies:
             open_blocks[chance.choice("aaabbcd")].append(reply)
 
     def commit(key: str) -> None:
         replies, open_blocks[key] = open_blocks[key], []
         stored.update(acked(replies))
-        assert server.ack(floor.note_stored(batch_of(*replies))) <= stored
+        settled = floor.note_stored(batch_of(*replies))
+        assert max(acked(settled), default=0) == max(last_acked(settled), default=0)
+        assert server.ack(settled[-1:]) <= stored
 
     last = 0
     for _ in range(200):
@@ -202,6 +234,7 @@ def test_whatever_comes_is_stored_fails_and_comes_again_nothing_is_acked_that_is
         elif turn < 0.7:
             key = chance.choice("abcd")  # its store fails
             again += [one for one in acked(open_blocks[key]) if one in server.pending and one not in again]
+            floor.note_handed_back(batch_of(*open_blocks[key]))
             open_blocks[key] = []
         else:
             commit(chance.choice("abcd"))
