@@ -153,7 +153,10 @@ class PinnedReader:
                 await self._look()
 
     def _new_pin(self) -> Pin:
-        return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, self._begin_anew)
+        def read_on() -> None:  # with the next session: `note_delivery` raises if a message was lost with the last one
+            pass
+
+        return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, read_on)
 
     async def _pull_until(self, credit: int, read: Callable[[Batch], Awaitable[bool]]) -> None:
         """Pull until `read` returns False, or the consumer, the pin or the connection changes."""

@@ -317,6 +317,43 @@ async def test_messages_that_the_server_delivers_again_while_they_wait_are_store
     assert sorted(row["sequence"] for row in group.rows()) == list(range(1, 201))
 
 
+async def test_a_lost_connection_has_nothing_in_open_blocks_stored_twice(group, start_beside, natty_proxy, at_once):
+    config = group.configure(**NO_HURRY)
+    async with Natty(**natty_proxy.options) as client:
+        running = start_beside(config, client)
+        for count in (200, 400, 600):
+            await group.publish(200)
+            await group.until(lambda states, count=count: sum(one.unacked for one in states.values()) == count)
+            await natty_proxy.cut()
+            await natty_proxy.restore()
+        await until(lambda: client.connection.connected)
+        await running.stop()
+    await group.until_all_acked()
+    assert sorted(row["sequence"] for row in group.rows()) == list(range(1, 601))
+
+
+async def test_a_node_that_loses_its_pin_with_its_connection_acknowledges_nothing(
+    group, start_beside, natty_proxy, at_once, caplog
+):
+    config = group.configure(member="p0", **NO_HURRY)
+    async with Natty(**natty_proxy.options) as client:
+        first = start_beside(config, client)
+        await group.publish(200)
+        before = (await group.until(lambda states: states["p0"].unacked > 0 == states["p0"].pending))["p0"]
+        await natty_proxy.cut()
+        second = start_beside(config)
+        await group.admin.step_down("p0")
+        await group.until(lambda states: states["p0"].pinned not in ("", before.pinned))
+        await group.until(lambda states: states["p0"].unacked == before.unacked)
+        await natty_proxy.restore()
+        await until(lambda: "another node is pinned" in caplog.text)
+        await first.stop()
+        assert first.node.stored["messages"] == before.unacked
+        assert (await group.states())["p0"].unacked == before.unacked
+        await second.stop()
+    assert (await group.states())["p0"].unacked == 0
+
+
 async def two_nodes(fleet, config):
     """Start two nodes, and wait until they share the partitions."""
     names = ("node-1", "node-2")
