@@ -80,7 +80,7 @@ class SealedBlock:
     "bytes", "stop"; or early, because all blocks together came near a limit: "memory", "pending", "keys", "disk".
     """
 
-    __slots__ = ("_content", "content_bytes", "interval", "key", "reason", "stream")
+    __slots__ = ("_content", "content_bytes", "interval", "key", "object_bytes", "on_written", "reason", "stream")
 
     def __init__(
         self,
@@ -96,7 +96,15 @@ class SealedBlock:
         self.interval = interval
         self.reason = reason
         self.content_bytes = content_bytes
+        self.object_bytes: int | None = None  # None: it is not written yet
+        self.on_written: Callable[[], None] | None = None
         self._content = content
+
+    def note_written(self, object_bytes: int) -> None:
+        """Note that the object has been made, and its size; call `on_written`."""
+        self.object_bytes = object_bytes
+        if self.on_written:
+            self.on_written()
 
     @property
     def records(self) -> Records[Any]:

@@ -158,6 +158,7 @@ class Committer:
         try:
             with self._hand_back_if_failing(block):
                 data, stored = await self._write(block)
+            block.note_written(len(data))
             await self._store_and_settle(block, data, stored)
             return stored
         except BaseException as error:

@@ -18,7 +18,8 @@ from natty.wire.message import Batch
 from natty.wire.repeated import Repeated
 
 SLOTS = 4  # blocks that are stored concurrently
-WRITING = 7  # memory that a writer needs besides a block, as a multiple of its content; measured: 1 (raw) to 7 (csv)
+WRITING = 3  # memory that a writer needs besides a block until its object is made, as a multiple of its content,
+WRITING_MESSAGE = 500  # and bytes for each message; docs/buffers.md has what was measured
 CALM = 0.5  # of max_pending: below it, the warning about late acknowledgements may be logged again
 UNDECODABLE_EVERY = 300.0  # seconds between two lines about messages that could not be decoded
 NANOSECONDS = 1_000_000_000
@@ -144,8 +145,9 @@ class InFlight:
     """The commits that run at the moment.
 
     One half of `max_open_bytes` is for open blocks and blocks that wait for a slot, the other half is for blocks that
-    are being stored; a larger block is stored alone. Nothing is read while a block waits, so both together are bounded
-    however slow the store is. The disk of the buffers is divided in the same way.
+    are being stored; a larger block is stored alone. A block counts with what its writer needs until its object is
+    made (`SealedBlock.note_written`), then with its object. Nothing is read while a block waits, so both together are
+    bounded however slow the store is. The disk of the buffers is divided in the same way.
 
     A commit that fails ends the pipeline. Without `stop_on_failure`, a StoreError is logged and the pipeline continues.
     """
@@ -197,6 +199,7 @@ class InFlight:
             self._released.clear()
             await self._released.wait()
         self._started[block] = self._clock()
+        block.on_written = self._released.set
         tasks.create_task(self._run(block, commit)).add_done_callback(lambda _: self._release(block))
 
     async def _run(self, block: SealedBlock, commit: Commit) -> None:
@@ -238,4 +241,6 @@ class InFlight:
 
 
 def _memory(block: SealedBlock) -> int:
-    return block.memory + WRITING * block.content_bytes
+    if block.object_bytes is not None:
+        return block.memory + block.object_bytes
+    return block.memory + WRITING * block.content_bytes + WRITING_MESSAGE * block.count

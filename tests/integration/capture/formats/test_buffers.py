@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import random
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +35,39 @@ async def put_later(path, data, **options):
 node.store.put = put_later
 logging.basicConfig(level=logging.INFO)
 asyncio.run(node.run())
+"""
+
+MEASURES = """
+import sys
+from capture.decoders import decoder
+from capture.formats.choose import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.pipeline import WRITING, WRITING_MESSAGE
+from capture.ingest.record import Records
+from natty.wire.message import Batch
+from random import Random
+
+def memory(which):
+    return int(open("/proc/self/status").read().split(which)[1].split()[0]) * 1024
+
+def block(count):
+    ack = b"$JS.ACK.S.c.1.%d.%d.1795000000123456789.0"
+    noise = Random(1).randbytes(size).hex().encode()[:size - 20]
+    payloads = [b'{"id":%08d,"v":"%b"}' % (one, noise) for one in range(count)]
+    subjects = [b"s.%d" % (one % 40) for one in range(count)]
+    acks = [ack % (one, one) for one in range(count)]
+    records = Records.of(Batch(list(zip(subjects, acks, [b""] * count, payloads))))
+    return SealedBlock("S", "k", 0, records, "messages", sum(map(len, payloads)) + sum(map(len, subjects)))
+
+format, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+writing = writer(format)
+writing.write_sized(block(50))
+before, whole = memory("VmRSS:"), block(count)
+with open("/proc/self/clear_refs", "w") as resets:
+    resets.write("5")
+written = writing.write_sized(whole)
+needed = memory("VmHWM:") - before
+print(needed / (whole.memory + WRITING * whole.content_bytes + WRITING_MESSAGE * whole.count))
 """
 
 SMALL_DISK = """
@@ -151,3 +185,13 @@ async def test_a_node_whose_buffers_are_full_says_so_once_hands_back_and_another
     await fleet.until_all_acked(len(payloads), within=2 * PATIENCE)  # far below ack_wait: they were handed back
     assert await fleet.stop(node) == 0
     assert stored(fleet) == dict(enumerate(payloads, start=1))
+
+
+@pytest.mark.parametrize("format", ["ndjson", "parquet", "raw"])
+@pytest.mark.parametrize(("size", "count"), [(128, 50_000), (1024, 16_000)])
+async def test_a_block_and_its_writer_need_no_more_memory_than_is_counted(format, size, count):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MEASURES, format, str(size), str(count), stdout=asyncio.subprocess.PIPE
+    )
+    measured, _ = await process.communicate()
+    assert float(measured) <= 1.0

@@ -6,17 +6,22 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from patient import PATIENCE
+from patient import PATIENCE, until
 
 from capture.decoders import decoder
 from capture.errors import StoreError
-from capture.ingest.block import BLOCK_MEMORY, RECORD_MEMORY, Limits, OpenBlocks, SealedBlock
-from capture.ingest.pipeline import WRITING, InFlight, capture
+from capture.formats.choose import writer
+from capture.ingest.block import BLOCK_MEMORY, MAX_MESSAGES, RECORD_MEMORY, Limits, OpenBlocks, SealedBlock
+from capture.ingest.commit import Committer
+from capture.ingest.pipeline import WRITING, WRITING_MESSAGE, InFlight, capture
 from capture.ingest.record import Records
 from capture.ingest.spill import Spill
 from capture.partitioners import partitioner
+from capture.stores.memory import MemoryStore
 from natty.wire.message import Batch, RawMessage
 
 MiB = 1 << 20
@@ -83,7 +88,7 @@ async def test_as_many_blocks_are_stored_at_once_as_there_are_slots() -> None:
     async with commits_of(in_flight := InFlight(OpenBlocks(), 2)) as commits:
         first, _ = await commits.start(block(1)), await commits.start(block(1))
         waiting = await commits.wait_to_start(block(1))
-        assert repr(in_flight) == f"InFlight(2 of 2 slots, 2 messages, {2 * RECORD_MEMORY} bytes)"
+        assert repr(in_flight) == f"InFlight(2 of 2 slots, 2 messages, {2 * (RECORD_MEMORY + WRITING_MESSAGE)} bytes)"
         await commits.end(first)
         await finished(waiting)
     assert repr(in_flight) == "InFlight(0 of 2 slots, 0 messages, 0 bytes)"
@@ -99,6 +104,33 @@ async def test_a_block_waits_until_there_is_memory_to_store_it() -> None:
         await finished(waiting)
         await commits.start(block(1, 3 * MiB))
         assert repr(in_flight).startswith("InFlight(3 of 4 slots")
+
+
+@pytest.mark.parametrize("format", ["ndjson", "parquet", "raw"])
+async def test_by_default_two_full_blocks_of_small_messages_are_stored_at_once(format: str) -> None:
+    store, opened, waiting = MemoryStore(), asyncio.Event(), []
+    put = store.put
+
+    async def wait_to_put(path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        waiting.append(path)
+        await opened.wait()
+        await put(path, data, if_absent=if_absent)
+
+    store.put = wait_to_put  # type: ignore[method-assign]
+    source = SimpleNamespace(ack=lambda _: None)
+    committer = Committer(store, writer(format), source)  # type: ignore[arg-type]
+    in_flight = InFlight(OpenBlocks())
+    async with asyncio.TaskGroup() as tasks:
+        for start in (0, MAX_MESSAGES):
+            raw = [message(start + at, at % 40, 0) for at in range(1, MAX_MESSAGES + 1)]
+            batch = Batch([(*one[:3], b"%0128d" % at) for at, one in enumerate(raw)])
+            records: Records[Any] = Records.of(batch)
+            size = sum(map(len, records.payloads)) + sum(map(len, records.subjects))
+            full = SealedBlock(records.stream, "k", 0, records, "messages", size)
+            async with asyncio.timeout(PATIENCE):
+                await in_flight.start(full, committer.commit, tasks)
+        await until(lambda: len(waiting) == 2)
+        opened.set()
 
 
 async def test_a_block_that_is_too_large_is_stored_alone() -> None:
@@ -222,9 +254,14 @@ class Flow:
             self.look()
 
     async def commit(self, sealed: SealedBlock) -> None:
-        memory = sealed.memory + WRITING * sealed.content_bytes
+        memory = sealed.memory + WRITING * sealed.content_bytes + WRITING_MESSAGE * sealed.count
         self.memory += memory
         self.look()
+        for _ in range(self.chance.randrange(20)):
+            await asyncio.sleep(0)
+        self.memory += sealed.memory + sealed.content_bytes - memory
+        memory = sealed.memory + sealed.content_bytes
+        sealed.note_written(sealed.content_bytes)
         for _ in range(self.chance.randrange(20)):
             await asyncio.sleep(0)
         self.stored += sealed.records.sequences
