@@ -42,6 +42,11 @@ class Floor:
         self._highest: list[bytes] = []  # the reply that acknowledges the most, once something is stored
 
     @property
+    def arrived(self) -> int:
+        """The number of messages that have arrived, each delivery of a message counted."""
+        return self._next - 1
+
+    @property
     def is_waiting(self) -> bool:
         """Whether there are messages that are neither stored nor handed back."""
         return bool((self._unstored | Sequences.from_iterable(self._fresh)) - self._handed_back)

@@ -55,6 +55,7 @@ class PinnedReader:
         self._config: dict[str, Any] = {}  # as last seen; a request beyond its limits ends a pull, and we look again
         self._pull: Pull | None = None
         self._until = 0.0  # until then no other node is pinned, by `leader.clock`
+        self._sent = 0  # messages that the server had delivered at the last sign of life
         self._withheld: list[bytes] = []  # an acknowledgement that was due after that, or without a connection
         self._stopping = False
         self._settled = asyncio.Event()
@@ -153,10 +154,8 @@ class PinnedReader:
                 await self._look()
 
     def _new_pin(self) -> Pin:
-        def read_on() -> None:  # with the next session: `note_delivery` raises if a message was lost with the last one
-            pass
-
-        return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, read_on)
+        # In the next session it reads on: `note_delivery` and `_keep_pin` find what was lost with the last one.
+        return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, lambda: None)
 
     async def _pull_until(self, credit: int, read: Callable[[Batch], Awaitable[bool]]) -> None:
         """Pull until `read` returns False, or the consumer, the pin or the connection changes."""
@@ -256,6 +255,7 @@ class PinnedReader:
     def _forget(self) -> None:
         """Forget the messages that were read until now: this node may not acknowledge them."""
         self._floor.begin()
+        self._sent = 0
         self._withheld = []
         self.arrived = []
         self._unsettled.take()
@@ -284,6 +284,10 @@ class PinnedReader:
             return False
         self._until = max(self._until, kept.until)
         self._config = kept.info.get("config", self._config)
+        if self._floor.arrived < self._sent:
+            log.warning("%s: messages were lost in transit, requesting them again", self.consumer)
+            self._begin_anew()
+        self._sent = kept.info.get("delivered", {}).get("consumer_seq", 0)
         if (withheld := self._withheld) and clock() < self._until:  # answered: a RESET may overtake an ack
             await self._natty.connection.request(decode(withheld[0]), ACK, timeout=FLUSH_TIMEOUT)
             self._withheld = [] if self._withheld is withheld else self._withheld
