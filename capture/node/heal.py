@@ -24,8 +24,9 @@ from capture.ingest.commit import Acknowledger
 from capture.ingest.durable import EXPLICIT
 from capture.ingest.record import Delivered
 from capture.node.filtered import Search, is_wanted
-from capture.node.status.progress import Deletions, Missing, Progress
+from capture.node.status.progress import Missing, Progress
 from capture.reading.remaining import Remaining
+from capture.reading.stream_times import Deletions
 from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedError
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
@@ -115,9 +116,9 @@ class Healer:
             return await self._state_without_consumer(progress, found, progress.backlog.remaining)
         gaps, missing = progress.gaps(found), None
         present: Sequences | None = Sequences()
-        doubted = gaps.within(progress.first, progress.last) - self._deletions.known(progress)
+        doubted = gaps.within(progress.first, progress.last) - self._deletions.known(progress.extent)
         if doubted or progress.work_queue or progress.interest:
-            present = await self._deletions.present(progress)
+            present = await progress.present(self._deletions)
         if present is not None:
             await self._account_gone(progress, found, present)
             if progress.work_queue:

@@ -32,6 +32,7 @@ class Intake:
         self._durables: list[Durable] = []
         self._stream: StreamFacts | None = None  # that is read by direct gets
         self._direct: DirectSource | None = None
+        self._position: ArchivePosition | None = None
 
     def __repr__(self) -> str:
         return f"Intake({self._config.stream}, {self.describe()})"
@@ -68,7 +69,7 @@ class Intake:
         """Return the source, after `prepare`."""
         config = self._config
         if self._stream is not None and self._reach is not None:
-            position = ArchivePosition(natty, config, self._store)
+            position = self._position = ArchivePosition(natty, config, self._store)
             reach = self._reach
             named = f"{reach.first}-{reach.last}" if reach.ends else ""
             key = direct_roster_key(config.stream, config.name, named)
@@ -102,5 +103,6 @@ class Intake:
     async def read_backlog(self, natty: Natty) -> Backlog:
         """Return what is still to be captured. NattyError; without a consumer also StoreError and ManifestError."""
         if self._is_direct:
-            return await read_direct_backlog(natty, self._config, self._store)
+            position = self._position or ArchivePosition(natty, self._config, self._store)
+            return await read_direct_backlog(natty, self._store, position)
         return await read_backlog(natty, self._config)

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from capture.node.heal import Healer, StoreMessages, read_held_since
 from capture.node.leader_rules import location, policy, read_rule, retention
 from capture.node.status.progress import Progress, read_progress
 from capture.node.user_catalog import CatalogKeeper, UserCatalog
+from capture.reading.remaining import open_position
 from capture.spark import SparkDriver
 from capture.stores import Store
 from natty import LeadershipLostError, Natty, NattyError, Term
@@ -282,6 +283,7 @@ class Sweeps:
         head, table = TermHead(term, SWEEP, duty.config.signer()), COMPACTION.reader(duty.natty, duty.config.name)
         self._leading = Leading(duty.store, head, table, duty.node, duty.config.sweep.grace, duty.elapsed)
         self._logged: set[str] = set()
+        self._position = cache(partial(open_position, duty.natty, duty.config, duty.store, self._leading.indexes))
         self._healer = Healer(
             duty.natty,
             duty.config,
@@ -303,7 +305,7 @@ class Sweeps:
         duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
         began = elapsed()
         streams = sorted(self._streams)
-        asked = [await read_progress(duty.natty, duty.store, one, config) for one in streams]
+        asked = [await read_progress(duty.natty, duty.store, one, config, self._position) for one in streams]
         progress = [one for one in asked if one]
         now = min([duty.clock(), *(one.now for one in progress)])
         self._leading.grace = config.sweep.grace

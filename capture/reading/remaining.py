@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from capture.archive.heads import newest_readers
 from capture.archive.identity import read_record
 from capture.archive.index.contents import Indexes
@@ -16,8 +18,9 @@ from capture.archive.table import Table
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError, NotStoredError
 from capture.ingest.durable import ALL, NEW, delivery
+from capture.ingest.source import stream_info
 from capture.maintenance.sweep import find_existing, read_entries
-from capture.reading.stream_times import find_first_since, read_present
+from capture.reading.stream_times import Deletions, Extent, find_first_since, read_present
 from capture.stores import Store
 from natty import Natty
 from natty.config.units import parse_time
@@ -50,14 +53,18 @@ class Remaining:
 
 
 class ArchivePosition:
-    """Reads which messages of the configuration's stream the archive does not hold. It keeps pages of the index."""
+    """Reads which messages of the configuration's stream the archive does not hold.
 
-    def __init__(self, natty: Natty, config: CaptureConfig, store: Store) -> None:
-        self._natty, self._config, self._store = natty, config, store
-        self._indexes = Indexes(store)
+    It keeps pages of the index (in `indexes`, if others use them, too) and the stream's deleted sequences.
+    """
+
+    def __init__(self, natty: Natty, config: CaptureConfig, store: Store, indexes: Indexes | None = None) -> None:
+        self._natty, self.config, self._store = natty, config, store
+        self._indexes = indexes or Indexes(store)
+        self._deletions = Deletions(natty)
 
     def __repr__(self) -> str:
-        return f"ArchivePosition({self._config.stream} in {self._store.url})"
+        return f"ArchivePosition({self.config.stream} in {self._store.url})"
 
     async def read(self, first: int = 1, last: int = MAXIMUM) -> Remaining:
         """Return what remains of the sequences from `first` to `last`. NattyError; StoreError; ManifestError.
@@ -65,10 +72,11 @@ class ArchivePosition:
         It reads the stream, then the entries of blocks, then the documents. So a message whose entry was stored before
         this began is `stored`, also if its block is adopted meanwhile.
         """
-        present, end = await read_present(self._natty, self._config.stream)
+        extent = Extent.of(self.config.stream, await stream_info(self._natty, self.config.stream))
+        present, end = await self._deletions.present(extent)
         entries, _ = await read_entries(self._store)
-        readers = newest_readers(self._natty, self._config.name, self._store)
-        stream = self._config.stream
+        readers = newest_readers(self._natty, self.config.name, self._store)
+        stream = self.config.stream
         picture = await read_documents(self._store, readers[Manifest], readers[Table], where=Where(stream=stream))
         waiting = await find_unadopted(self._indexes, picture, [one for one in entries if one.stream == stream])
         waiting = await find_existing(self._store, waiting)
@@ -76,6 +84,13 @@ class ArchivePosition:
         sets = [held, picture.removed.get(stream, Sequences())]
         sets += [Sequences.from_bytes(one.sequences) for one in waiting]
         return Remaining(present.within(first, last), Sequences.union_of(sets), end)
+
+
+def open_position(
+    natty: Natty, config: CaptureConfig, store: Store, indexes: Indexes | None, stream: str
+) -> ArchivePosition:
+    """Return the position of a capture of this stream."""
+    return ArchivePosition(natty, msgspec.structs.replace(config, stream=stream), store, indexes)
 
 
 async def read_direct_scope(store: Store, stream: str) -> Asked | None:

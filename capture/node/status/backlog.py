@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from capture.config.consumers import Position, consumer_states
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
@@ -74,15 +72,15 @@ async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") ->
     )
 
 
-async def read_direct_backlog(natty: Natty, config: CaptureConfig, store: Store, stream: str = "") -> Backlog:
-    """Return what a capture without a consumer still has to store; default: of the configuration's stream.
+async def read_direct_backlog(natty: Natty, store: Store, position: ArchivePosition) -> Backlog:
+    """Return what a capture without a consumer still has to store.
 
     Its `pending` messages are in the stream and not in the archive; `remaining` says which. NattyError; StoreError;
     ManifestError.
     """
-    config = msgspec.structs.replace(config, stream=stream or config.stream)
+    config = position.config
     scope = await read_direct_scope(store, config.stream)
-    remaining = await ArchivePosition(natty, config, store).read(scope.start if scope else 1)
+    remaining = await position.read(scope.start if scope else 1)
     unread = remaining.unread
     first = await _read_stored_at(natty, config.stream, unread.first, ">") if unread else None
     return Backlog(

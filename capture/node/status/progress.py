@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from capture.archive.coverage import Coverage
@@ -14,10 +15,11 @@ from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState, server_time
 from capture.ingest.source import stream_info
 from capture.node.status.backlog import Backlog, read_backlog, read_direct_backlog
+from capture.reading.remaining import ArchivePosition, open_position
+from capture.reading.stream_times import Deletions, Extent
 from capture.stores import Store
 from natty import Natty, NattyError
 from natty.config.units import NANOSECONDS
-from natty.streams import stream_state
 from natty.wire.repeated import Repeated
 
 LONGEST_SET = 64 << 10  # bytes of a published set of sequences: a key's value is a message
@@ -57,6 +59,11 @@ class Progress:
     deleted: int = 0  # how many sequences between the first and the last one it does not have
 
     @property
+    def extent(self) -> Extent:
+        """The sequences of the stream."""
+        return Extent(self.stream, self.created, self.first, self.last, self.deleted)
+
+    @property
     def before_scope(self) -> Sequences:
         """The sequences before the start of every durable."""
         return Sequences.from_range(1, min((one.start for one in self.asked), default=1) - 1)
@@ -74,6 +81,16 @@ class Progress:
         """Return the acknowledged sequences that are not held: deleted, expired, outside the scope, or missing."""
         begin = min((one.start for one in self.asked), default=None)
         return found.gaps(self.backlog.acked, None if begin is None else max(1, self.first, begin))
+
+    async def present(self, deletions: Deletions) -> Sequences | None:
+        """Return the stream's sequences up to the last acknowledged message; None if the server reports none."""
+        try:
+            there, _ = await deletions.present(self.extent)
+        except NattyError as error:
+            text = f"the missing messages of {self.stream} can't be determined: {error}"
+            _repeated.info(text, text, extra={"action": "no_progress"})
+            return None
+        return there.within(1, self.backlog.acked)
 
     def state(self, found: Coverage | None, missing: Missing | None, gone: Sequences | None = None) -> StreamState:
         """Return the progress of the stream. With None for `found` or `missing`, these figures are not known this time.
@@ -111,71 +128,41 @@ class Progress:
         )
 
 
-class Deletions:
-    """The deleted sequences of streams, as a server has listed them: it lists all of a stream, perhaps millions.
-
-    So it is asked only when it counts others than the known ones. A deleted sequence stays deleted.
-    """
-
-    def __init__(self, natty: Natty) -> None:
-        self._natty = natty
-        self._known: dict[str, tuple[str, Sequences]] = {}  # when a stream was created, and its deleted sequences
-
-    def __repr__(self) -> str:
-        return f"Deletions({self._known})"
-
-    def known(self, progress: Progress) -> Sequences:
-        """Return the sequences between the stream's first and last one that are known to be deleted."""
-        created, deleted = self._known.get(progress.stream, ("", Sequences()))
-        inside = deleted.within(progress.first, progress.last)
-        is_same = created == progress.created and len(inside) <= progress.deleted  # it was not restored meanwhile
-        return inside if is_same else Sequences()
-
-    async def present(self, progress: Progress) -> Sequences | None:
-        """Return the stream's sequences up to the last acknowledged message; None if the server reports none."""
-        stream, known = progress.stream, self.known(progress)
-        first, last = progress.first, progress.last
-        if len(known) != progress.deleted:
-            try:
-                state = await stream_state(self._natty.jetstream, stream, deleted=True)
-            except NattyError as error:
-                text = f"the missing messages of {stream} can't be determined: {error}"
-                _repeated.info(text, text, extra={"action": "no_progress"})
-                return None
-            first, last = state["first_seq"], state["last_seq"]
-            known = Sequences.from_iterable(state.get("deleted") or ())
-            self._known[stream] = progress.created, known
-        return Sequences.from_range(max(1, first), min(last, progress.backlog.acked)) - known
-
-
-async def read_progress(natty: Natty, store: Store, stream: str, config: CaptureConfig) -> Progress | None:
+async def read_progress(
+    natty: Natty,
+    store: Store,
+    stream: str,
+    config: CaptureConfig,
+    position: Callable[[str], ArchivePosition] | None = None,
+) -> Progress | None:
     """Request the progress of a stream from the server; None if it does not report it, or has no stream or consumer.
 
+    Of a capture without a consumer, `position` returns what reads its position in a stream; default: a new one.
     StoreError; ManifestError if the recorded scope of a durable can't be read.
     """
     try:
-        direct = config.is_direct
+        direct, opened = config.is_direct, position or partial(open_position, natty, config, store, None)
         backlog = await (
-            read_direct_backlog(natty, config, store, stream) if direct else read_backlog(natty, config, stream)
+            read_direct_backlog(natty, store, opened(stream)) if direct else read_backlog(natty, config, stream)
         )
         info = await stream_info(natty, stream)
     except NattyError as error:
         text = f"the capture progress of {stream} can't be determined: {error}"
         _repeated.info(text, text, extra={"action": "no_progress"})
         return None
-    state = info["state"]
+    extent = Extent.of(stream, info)
     return Progress(
         stream,
-        first=int(state["first_seq"]),
-        last=int(state["last_seq"]),
+        first=extent.first,
+        last=extent.last,
         now=server_time(info),
         backlog=backlog,
         asked=await read_records(store, stream),
         work_queue=info["config"]["retention"] == "workqueue",
         interest=info["config"]["retention"] == "interest",
         removal=removal(info["config"]),
-        created=info["created"],
-        deleted=int(state.get("num_deleted", 0)) if state["last_seq"] else 0,  # an empty stream may report 1
+        created=extent.created,
+        deleted=extent.deleted,
     )
 
 

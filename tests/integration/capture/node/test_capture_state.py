@@ -460,3 +460,41 @@ async def test_a_node_that_can_not_be_heard_says_so_once_and_goes_on(natty, arch
     talking.cancel()
     await asyncio.gather(talking, return_exceptions=True)
     assert caplog.text.count("the state of a is not published: you may not") == 1
+
+
+async def test_sweeps_of_a_capture_without_a_consumer_ask_for_deleted_sequences_only_if_there_are_others(
+    captured, monkeypatch
+):
+    """A stream may have millions of them."""
+    archive, listings = captured(source="direct"), []
+    request = archive.natty.jetstream.request
+
+    async def note(subject, body=None, **options):
+        listings.extend([subject] if body and "deleted_details" in body else [])
+        return await request(subject, body, **options)
+
+    monkeypatch.setattr(archive.natty.jetstream, "request", note)
+
+    async def delete(sequence):
+        await request(f"STREAM.MSG.DELETE.{archive.stream}", {"seq": sequence, "no_erase": True})
+
+    async def work(term):
+        sweeps = Sweeps(archive.duty, term)
+
+        async def sweep():
+            listings.clear()
+            await sweeps.run()
+            (state,) = (await archive.view()).state.streams
+            return state.pending, len(listings)
+
+        await delete(2)
+        for sequence in (1, 3, 4, 6):
+            await archive.block(sequence)
+        assert await sweep() == (5, 1)
+        await archive.block(7)
+        assert await sweep() == (4, 0)
+        await delete(5)
+        assert await sweep() == (3, 1)
+        assert await sweep() == (3, 0)
+
+    await archive.lead(work)

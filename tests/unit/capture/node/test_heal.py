@@ -16,7 +16,8 @@ from capture.ingest.board import StreamState
 from capture.node.filtered import PROBES, Search, narrow
 from capture.node.heal import Healer, Reading, Unstored, read_held_since
 from capture.node.status.backlog import Backlog
-from capture.node.status.progress import Deletions, Missing, Progress, removal
+from capture.node.status.progress import Missing, Progress, removal
+from capture.reading.stream_times import Deletions
 from capture.verification.explanation import _select_awaited
 from natty import Batch, LeadershipLostError, NattyError
 from natty.jetstream import StoredMessage
@@ -333,8 +334,9 @@ async def test_what_was_deleted_in_a_stream_that_was_restored_is_not_known_any_m
     server = Server()
     server.deleted = [3, 4]
     deletions, of = Deletions(server.natty), replace(progress(), created="1", deleted=2)
-    assert await deletions.present(of) == some(1, 2, 5, 6, 7, 8, 9)
-    assert deletions.known(of) == deletions.known(replace(of, deleted=3)) == some(3, 4)
-    assert deletions.known(replace(of, first=4, deleted=1)) == some(4)
-    for other in (replace(of, created="2"), replace(of, deleted=1)):
+    assert await of.present(deletions) == some(1, 2, 5, 6, 7, 8, 9)
+    extent = of.extent
+    assert deletions.known(extent) == deletions.known(extent._replace(deleted=3)) == some(3, 4)
+    assert deletions.known(extent._replace(first=4, deleted=1)) == some(4)
+    for other in (extent._replace(created="2"), extent._replace(deleted=1)):
         assert deletions.known(other) == some()
