@@ -288,7 +288,8 @@ class Connection:
             self._report("connected")
 
     def set_ping_interval(self, seconds: float) -> None:
-        """Change the `ping_interval` at once: also of the session that is up."""
+        """Change the `ping_interval` at once: also of the session that is up. WrongLoopError."""
+        self.check_loop()
         self.config = replace(self.config, ping_interval=seconds)
         self._alert.set()
 
