@@ -91,6 +91,7 @@ class Publisher:
         self._offered = self._fast = False
         self._many = True  # messages come quickly, as far as it is known
         self._settling = False  # what was in doubt is sent again, each message with an ack of its own
+        self._returning = False  # to fast ingest, when nothing waits
         self._waiting: dict[int, Waiting] = {}
         self._waiting_bytes = self._unwritten = 0
         self._number = 0  # of the last message taken
@@ -244,7 +245,8 @@ class Publisher:
     def _may_send(self) -> bool:
         """Whether the next message can be sent: there is room, and no message before it is in doubt."""
         full = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
-        return not self._flushing and (not (full or self._broken or self._ended or self._settling) or not self._waiting)
+        held = full or self._broken or self._ended or self._settling or self._returning
+        return not self._flushing and (not held or not self._waiting)
 
     async def flush(self) -> None:
         """Return when every message taken so far is stored. PublishError: some are not; it names the first of them."""
@@ -270,7 +272,7 @@ class Publisher:
     def _be_fast_again(self) -> None:
         """Use fast ingest again if it is worth it, once the messages before have their outcome."""
         if not self._fast and not self._waiting:
-            self._settling = False
+            self._settling = self._returning = False
             if self._wants_fast:
                 self._begin()
 
@@ -404,7 +406,7 @@ class Publisher:
         if self._fast and not self._many and not self._broken:
             self._end_batch()
         elif not self._fast and self._wants_fast and self.failed == failed:
-            self._settling |= not any(one.refused for one in self._waiting.values())  # until what waits is stored
+            self._returning = not any(one.refused for one in self._waiting.values())
         if counts == (stored, failed) and (self._healing is None or self._healing.done()):
             self._healing = asyncio.ensure_future(self._until(lambda: not self._waiting))
 
@@ -496,7 +498,7 @@ class Publisher:
             for number, block, payload in zip(numbers, batch.header_blocks, batch.payloads, strict=True):
                 if number in self._waiting:
                     self._take_window_answer(number, block, payload)
-        if self._settling:
+        if self._settling or self._returning:
             self._be_fast_again()
         self._progress.set()
 
@@ -526,6 +528,7 @@ class Publisher:
     def _send_later(self, number: int, reason: str, *, in_doubt: bool = False) -> None:
         message = self._waiting[number]
         message.in_doubt, message.refused = in_doubt, reason
+        self._returning = False  # it may be refused for long, and the others need not wait for it
         asyncio.get_running_loop().call_later(RETRY_DELAY, self._send_again, self._inbox, number)
 
     def _send_again(self, inbox: bytes, number: int) -> None:

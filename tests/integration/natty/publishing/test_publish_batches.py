@@ -169,16 +169,26 @@ async def test_a_busy_publisher_begins_batches_again_after_a_refused_message(nat
     assert await payloads(natty, stream) == [b"%d" % i for i in range(sent)]
 
 
-async def test_a_message_that_no_stream_takes_does_not_hold_the_others_up(natty, stream):
+async def test_a_message_that_no_stream_takes_does_not_hold_the_others_up(victim, natty_name):
     """It is tried again and again, and its publisher uses no batches meanwhile."""
-    publisher = await natty.publisher(stream, give_up=PATIENCE, ack_timeout=PATIENCE).__aenter__()
-    await publisher.publish("nobody.takes.this", b"x")
-    looks = publishing.LOOK * 5
-    end = asyncio.get_running_loop().time() + looks
-    sent = 0
-    while asyncio.get_running_loop().time() < end or sent < 5 * publishing.MANY:
-        await publisher.publish(f"{stream}.a", b"%d" % sent)
-        sent += 1
-    await until(lambda: publisher.waiting == 1)
-    assert publisher.stored == sent
-    publisher.abandon()
+    async with Natty(**victim.connect_options(), **PATIENT) as client:
+        stream = await make_stream(client, natty_name("HELD"))
+        publisher = await client.publisher(stream, **UNHURRIED).__aenter__()
+        await publisher.publish(f"{stream}.a", b"few")
+        await until(lambda: not publisher.waiting)
+        await publisher.publish(f"{stream}.a", b"few")
+        await until(lambda: not publisher._fast and not publisher.waiting)
+        victim.pause()
+        try:
+            await publisher.publish("nobody.takes.this", b"x")
+            for _ in range(2 * publishing.MANY):
+                await publisher.publish(f"{stream}.a", b"many")
+            await until(lambda: publisher._returning)
+        finally:
+            victim.resume()
+        for _ in range(100):
+            await publisher.publish(f"{stream}.a", b"others")
+        await until(lambda: publisher.waiting == 1)
+        assert publisher.stored == 2 + 2 * publishing.MANY + 100
+        assert not publisher._fast
+        publisher.abandon()
