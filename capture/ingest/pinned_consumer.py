@@ -89,9 +89,11 @@ class PinnedReader:
         pull = self._pull
         if not taken or pull is None:
             return [], lambda: None
-        new = self._floor.note_batch(Batch(taken))
-        if len(new) < len(taken):  # the last acknowledgement may be lost
-            self.ack(Part([], []))
+        batch = Batch(taken)
+        new = self._floor.note_batch(batch)
+        if len(new) < len(taken):
+            self._unsettled.remove(list({*batch.replies} - {*new.replies}))  # their first replies keep them alive
+            self.ack(Part([], []))  # the last acknowledgement may be lost
         return new.raw, lambda: pull.finish(len(taken))
 
     def ack(self, messages: Delivered) -> None:
@@ -284,12 +286,13 @@ class PinnedReader:
             return False
         self._until = max(self._until, kept.until)
         self._config = kept.info.get("config", self._config)
-        if self._floor.arrived < self._sent:
+        if not self._stopping and self._floor.arrived < self._sent:
             log.warning("%s: messages were lost in transit, requesting them again", self.consumer)
             self._begin_anew()
         self._sent = kept.info.get("delivered", {}).get("consumer_seq", 0)
         if (withheld := self._withheld) and clock() < self._until:  # answered: a RESET may overtake an ack
-            await self._natty.connection.request(decode(withheld[0]), ACK, timeout=FLUSH_TIMEOUT)
+            with suppress(RequestTimeoutError):  # it is none of a message that was delivered since the last RESET
+                await self._natty.connection.request(decode(withheld[0]), ACK, timeout=FLUSH_TIMEOUT)
             self._withheld = [] if self._withheld is withheld else self._withheld
         return True
 

@@ -229,8 +229,9 @@ class Source:
 
     def _take_new(self, floor: Floor, batch: Batch) -> Batch:
         new = floor.note_batch(batch)
-        if len(new) < len(batch):  # the last acknowledgement may be lost
-            self.ack(Part([], []))
+        if len(new) < len(batch):
+            self._unsettled.remove(list({*batch.replies} - {*new.replies}))  # their first replies keep them alive
+            self.ack(Part([], []))  # the last acknowledgement may be lost
         return new
 
     async def _keep_alive(self) -> None:

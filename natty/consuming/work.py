@@ -40,10 +40,10 @@ _RETRY_FOR = RETRY_FOR.encode()
 class Receipts:
     """Acks and credit of finished messages, joined into one write in the next iteration of the event loop.
 
-    Acks that are due without a connection are sent when it is back, if `valid` is true then.
+    Acks that are due without a connection are sent when it is back: `Pull.ack` has `valid`.
     """
 
-    def __init__(self, pull: Pull, valid: Callable[[], bool]) -> None:
+    def __init__(self, pull: Pull, valid: Callable[[], bool] | None) -> None:
         self._pull, self._valid = pull, valid
         self._acks: list[bytes] = []
         self._done: list[RawMessage] = []
@@ -85,7 +85,7 @@ class Stint:
     leased = False
 
     def __init__(self, pull: Pull, first: bytes) -> None:
-        self.receipts, self.first = Receipts(pull, self.lasts), first
+        self.receipts, self.first = Receipts(pull, self.lasts if self.leased else None), first
         self.over = False
 
     def __repr__(self) -> str:

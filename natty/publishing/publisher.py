@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
 from threading import get_ident
@@ -40,8 +41,10 @@ _REPLY_AND_SIZES = 96  # bytes at most of what follows a subject and our inbox o
 _OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the server gives one every 500 at most
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
 LOOK = 0.1  # seconds between two looks at how many messages come
-FEW = 500  # messages between two looks: with fewer, the next ack of a fast batch is far off, and each gets its own ack
-MANY = 1000  # messages between two looks: with so many, fast ingest is worth it again
+LOOKS = 5  # that count together: messages may come in bursts
+FEW = 2500  # messages of these looks: with fewer, the next ack of a fast batch is far off, and each gets its own ack
+MANY = 5000  # messages of these looks: with so many, fast ingest is worth it again
+IDLE = 1.0  # seconds between two looks if nothing but fast ingest may be used: each end of a batch costs a round trip
 TOO_MANY_REQUESTS = 429  # the server's queue is full: it takes the message later
 EXPECTED_STREAM = "Nats-Expected-Stream"
 START, APPEND, END = 0, 1, 3  # of fast ingest: begin a batch, add to it, end it and store no more
@@ -90,6 +93,7 @@ class Publisher:
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
         self._many = True  # messages come quickly, as far as it is known
+        self._taken = deque[int](maxlen=LOOKS)  # messages of the last looks
         self._settling = False  # what was in doubt is sent again, each message with an ack of its own
         self._returning = False  # to fast ingest, when nothing waits
         self._waiting: dict[int, Waiting] = {}
@@ -105,6 +109,7 @@ class Publisher:
         self._ended = False  # the fast batch: nothing more may be added to it
         self._end_place = 0  # in the fast batch, of the last END that was sent; 0: none
         self._look: asyncio.TimerHandle | None = None
+        self._pause = IDLE if self.options.path == "fast" else LOOK  # seconds between two looks
         self._healing: asyncio.Future[None] | None = None
         self._progress = asyncio.Event()
         self._repairing = asyncio.Lock()
@@ -218,7 +223,7 @@ class Publisher:
             raise ConnectionClosedError("the publisher or its client is closed: it publishes nothing more")
         loop, largest = asyncio.get_running_loop(), self._connection.max_payload
         if self._look is None:
-            self._look = loop.call_later(LOOK, self._look_after, self._number, self.stored, self.failed)
+            self._look = loop.call_later(self._pause, self._look_after, self._number, self.stored, self.failed)
         if self._fast and self._ended:  # the batch was ended, and all of it is stored
             self._begin()
         if not self._unsent:
@@ -392,18 +397,21 @@ class Publisher:
 
         Few messages get an ack each: a fast batch would have them wait for the next one, in doubt if the link breaks.
         """
-        self._look, taken = None, self._number - number
+        self._look = None
+        self._taken.append(self._number - number)
+        taken = sum(self._taken)
         self._many = self._many if FEW <= taken < MANY else taken >= MANY
         if not self._waiting:
             self._be_fast_again()
-            if not taken:
+            if number == self._number:
                 self._ended = self._fast  # the server drops an idle batch after ten seconds
                 return
         loop, counts = asyncio.get_running_loop(), (self.stored, self.failed)
-        self._look = loop.call_later(LOOK, self._look_after, self._number, *counts)
+        self._look = loop.call_later(self._pause, self._look_after, self._number, *counts)
         if not self._waiting:
             return
-        if self._fast and not self._many and not self._broken:
+        is_due = number in self._waiting if self.options.path == "fast" else not self._many
+        if self._fast and is_due and not self._broken:
             self._end_batch()
         elif not self._fast and self._wants_fast and self.failed == failed:
             self._returning = not any(one.refused for one in self._waiting.values())

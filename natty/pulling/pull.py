@@ -200,7 +200,7 @@ class Pull:
         self._name = f"consumer {stream}/{durable}"
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._kept_acks = KeptAcks(self._connection)
+        self._kept_acks = KeptAcks(jetstream, stream, durable, lambda: self._sign)
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
         self.deliver: Deliver | None = None
         self._fault: Exception | None = None  # of `deliver`
@@ -212,7 +212,7 @@ class Pull:
         self._session = _Session()
         self._inboxes: set[Requests] = set()  # open ones: the session's, and for a while those of earlier sessions
         self._owed = False  # whether the server has to send messages or heartbeats
-        self._heard = 0.0  # when it sent the last one, on the monotonic clock
+        self._sign = self._heard = 0.0  # when it sent the last one, or (the second) began to owe one; monotonic clock
         self._renewed = 0.0
         self._retry_at = 0.0  # no requests before this time; 0: no wait; infinite: look at the consumer first
         self._retry_delay = RETRY_DELAY
@@ -311,11 +311,12 @@ class Pull:
         self._connection.check_thread()
         self._ask(messages)
 
-    def ack(self, replies: list[bytes], valid: Callable[[], bool] = lambda: True) -> None:
+    def ack(self, replies: list[bytes], valid: Callable[[], bool] | None = None) -> None:
         """Acknowledge messages, joined into one write.
 
-        Without a connection the acks are kept, and sent when it is back, before new requests; but not if `valid` then
-        returns False, or if the pull has ended: these messages are delivered again, as a warning says.
+        Without a connection the acks are kept, and sent when it is back: if `valid` returns True then, or, without it,
+        if the consumer was not made anew meanwhile. Others, and those of a pull that has ended, are dropped with a
+        warning: the server delivers these messages again.
         """
         try:
             self._connection.send_to_each(replies, ACK)
@@ -471,7 +472,7 @@ class Pull:
         if since := self.stalled_since:
             silent = time.time() - since
             logger.info("%s answers again after %.1f s", self._name, silent, extra={"action": "healed"})
-        self._heard = time.monotonic()
+        self._sign = self._heard = time.monotonic()
         self._owed = self._credit.asked_messages > 0
         self._retry_delay, self._gone_since = RETRY_DELAY, 0.0
 

@@ -295,14 +295,14 @@ class Connection:
 
     async def _watch(self) -> None:
         """Return when the session has ended; end it when the server stops answering."""
-        while self.connected:
+        heard = (clock := asyncio.get_running_loop().time)()
+        while self.connected and (session := self._session):
             self._alert.clear()
-            if await wait_until_set(self._alert, self.config.ping_interval):
+            if await wait_until_set(self._alert, max(0.0, heard + self.config.ping_interval - clock())):
                 continue
-            session = self._session
-            assert session is not None
             try:
                 await session.ping(self.config.ping_interval)
+                heard = clock()
             except (OSError, NattyError) as error:  # a time-out is an OSError
                 session.abort()
                 self._on_session_end(error if str(error) else ConnectionResetError("the server does not answer"))

@@ -6,10 +6,11 @@ import pytest
 from patient import NEVER, PATIENCE, PATIENT, until
 
 from capture.ingest import pinned_consumer
+from capture.ingest.ack_floor import Floor
 from capture.ingest.durable import TOGETHER, Durable
 from capture.ingest.pinned_consumer import PinnedReader
 from capture.ingest.source import Source
-from natty import Batch, Natty
+from natty import Batch, Natty, Pull
 
 COUNT = 20
 
@@ -55,28 +56,120 @@ async def test_what_a_node_stores_without_a_connection_is_acknowledged_when_it_i
         assert source.read == COUNT
 
 
-async def test_what_a_node_of_a_group_stores_without_a_connection_is_acknowledged_when_it_is_back(
-    natty, natty_proxy, far, natty_name, monkeypatch
-):
+@pytest.fixture
+async def reading(natty, far, natty_name, monkeypatch):
+    """Return a function that opens a reader of a group's consumer "d"; it has the pin for as long as a test takes."""
     monkeypatch.setattr(pinned_consumer, "PIN_TTL", PATIENCE)
-    stream = natty_name("AWAY")
+    opened = []
+
+    async def open_reader(*, read_ahead=2 * COUNT, **settings):
+        stream = natty_name("AWAY")
+        await natty.create_stream(stream, subjects=[f"{stream}.*"])
+        asked = {"ack_wait": NEVER, "max_ack_pending": 2 * COUNT} | settings
+        durable = Durable(stream=stream, name="d", ack=TOGETHER, pinned=PATIENCE, **asked)
+        await natty.create_consumer(stream, "d", **durable.settings())
+        await publish(natty, stream)
+        ack_wait = asked["ack_wait"]
+        opened.append(PinnedReader(far, stream, "d", ack_wait=ack_wait, read_ahead=read_ahead, wake=lambda: None))
+        return stream, opened[-1]
+
+    yield open_reader
+    for one in opened:
+        await one.close()
+
+
+async def take(reader, count=COUNT):
+    """Read so many messages."""
+    read = []
+    async with asyncio.timeout(PATIENCE):
+        while len(read) < count:
+            messages, finish = reader.take()
+            read += messages
+            finish()
+            await asyncio.sleep(0.02)
+    return Batch(read)
+
+
+async def test_what_a_node_of_a_group_stores_without_a_connection_is_acknowledged_when_it_is_back(
+    natty, natty_proxy, far, reading, caplog
+):
+    stream, reader = await reading()
+    read = await take(reader)
+    await cut(natty_proxy, far)
+    reader.ack(read)
+    await natty_proxy.restore()
+    async with asyncio.timeout(PATIENCE):
+        while await unacked(natty, stream, "d") or not reader._sent:
+            await asyncio.sleep(0.02)
+    assert reader.arrived == []
+    await reader.close()
+    assert "lost in transit" not in caplog.text
+
+
+async def test_an_ack_that_the_server_does_not_answer_does_not_hold_a_reader_up(
+    natty, natty_proxy, far, reading, monkeypatch
+):
+    """Someone has reset the consumer while the node had no connection: it has not delivered the message since."""
+    monkeypatch.setattr(pinned_consumer, "FLUSH_TIMEOUT", 0.1)
+    stream, reader = await reading(read_ahead=COUNT // 4)
+    read = await take(reader)
+    await cut(natty_proxy, far)
+    reader.ack(read)
+    await natty.jetstream.request(f"CONSUMER.RESET.{stream}.d")
+    await natty_proxy.restore()
+    assert (await take(reader)).sequences == read.sequences
+
+
+@pytest.fixture
+def nothing_kept_alive(monkeypatch):
+    """Return a function that ends the time in which no message is kept alive, so that the server delivers it again."""
+    keep = Pull.in_progress
+    monkeypatch.setattr(Pull, "in_progress", lambda *_: None)
+    return lambda: monkeypatch.setattr(Pull, "in_progress", keep)
+
+
+@pytest.fixture
+def delivered(monkeypatch):
+    """The ack subjects of all deliveries."""
+    found, note = [], Floor.note_delivery
+    monkeypatch.setattr(Floor, "note_delivery", lambda floor, replies: found.extend(replies) or note(floor, replies))
+    return found
+
+
+SHORT = 1.0  # seconds of ack_wait: messages are kept alive every third of it
+LATER = 2.0  # seconds until a message that was handed back comes again
+
+
+async def test_what_came_twice_is_delivered_again_when_a_node_hands_it_back(
+    natty, natty_name, nothing_kept_alive, delivered
+):
+    stream = natty_name("TWICE")
     await natty.create_stream(stream, subjects=[f"{stream}.*"])
-    durable = Durable(stream=stream, name="d", ack_wait=NEVER, max_ack_pending=COUNT, ack=TOGETHER, pinned=PATIENCE)
-    await natty.create_consumer(stream, "d", **durable.settings())
+    await natty.create_consumer(stream, "d", ack_wait=SHORT, ack_policy="all")
     await publish(natty, stream)
-    reader, read = PinnedReader(far, stream, "d", ack_wait=NEVER, read_ahead=COUNT, wake=lambda: None), []
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while len(read) < COUNT:
-                messages, finish = reader.take()
-                read += messages
-                finish()
-                await asyncio.sleep(0.02)
-            await cut(natty_proxy, far)
-            reader.ack(Batch(read))
-            await natty_proxy.restore()
-            while await unacked(natty, stream, "d"):
-                await asyncio.sleep(0.02)
-        assert reader.arrived == []
-    finally:
-        await reader.close()
+    async with asyncio.timeout(PATIENCE), Source(natty, stream, "d", ack_wait=SHORT, together=True) as source:
+        batches, read = source.__aiter__(), []
+        while len(delivered) < 2 * COUNT:
+            read += (await anext(batches)).raw
+        nothing_kept_alive()
+        read += (await anext(batches)).raw
+        assert len(read) == COUNT
+        source.nak(Batch(read), LATER)
+        again = []
+        while len(again) < COUNT:
+            again += (await anext(batches)).raw
+        assert Batch(again).sequences == Batch(read).sequences
+
+
+async def test_what_came_twice_is_delivered_again_when_a_node_of_a_group_hands_it_back(
+    reading, nothing_kept_alive, delivered
+):
+    _, reader = await reading(ack_wait=SHORT)
+    read = await take(reader)
+    async with asyncio.timeout(PATIENCE):
+        while len(delivered) < 2 * COUNT or reader.arrived:
+            assert reader.take()[0] == []
+            await asyncio.sleep(0.02)
+    nothing_kept_alive()
+    reader.nak(read, LATER)
+    assert (await take(reader)).sequences == read.sequences

@@ -173,7 +173,7 @@ async def test_a_message_that_no_stream_takes_does_not_hold_the_others_up(victim
     """It is tried again and again, and its publisher uses no batches meanwhile."""
     async with Natty(**victim.connect_options(), **PATIENT) as client:
         stream = await make_stream(client, natty_name("HELD"))
-        publisher = await client.publisher(stream, **UNHURRIED).__aenter__()
+        publisher = await client.publisher(stream, window=3 * publishing.MANY, **UNHURRIED).__aenter__()
         await publisher.publish(f"{stream}.a", b"few")
         await until(lambda: not publisher.waiting)
         await publisher.publish(f"{stream}.a", b"few")

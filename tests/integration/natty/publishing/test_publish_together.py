@@ -53,7 +53,8 @@ async def test_the_batches_after_the_first_one_are_stored_without_a_second_try(
     natty, stream, path, end, monkeypatch, caplog
 ):
     """A batch ends with a flush, and when nothing more comes; the next one counts from 1 again."""
-    monkeypatch.setattr(publishing, "LOOK", 0.02)
+    for pause in ("LOOK", "IDLE"):
+        monkeypatch.setattr(publishing, pause, 0.02)
     async with natty.publisher(stream, path=path, **UNHURRIED) as publisher:
         for batch in range(4):
             for i in range(20):
@@ -190,7 +191,8 @@ async def test_many_tasks_publish_each_message_once_while_links_break(natty_prox
 @PATHS
 async def test_a_few_messages_a_second_are_stored_and_none_is_reported(natty, stream, path, monkeypatch, caplog):
     """The server acknowledges them rarely, so the publisher asks before it takes them for lost."""
-    monkeypatch.setattr(publishing, "LOOK", 0.3)
+    for pause in ("LOOK", "IDLE"):
+        monkeypatch.setattr(publishing, pause, 0.3)
     async with natty.publisher(stream, path=path, ack_timeout=2.0, give_up=PATIENCE) as publisher:
         for i in range(200):
             await publisher.publish(f"{stream}.a", b"%d" % i)
@@ -261,7 +263,8 @@ async def test_a_batch_whose_first_message_is_too_large_begins_with_the_next_one
 
 async def test_an_idle_batch_is_ended_also_when_all_of_it_is_acknowledged(natty, stream, monkeypatch, caplog):
     """The server drops an idle batch after ten seconds; a message after that would find none."""
-    monkeypatch.setattr(publishing, "LOOK", 0.1)
+    for pause in ("LOOK", "IDLE"):
+        monkeypatch.setattr(publishing, pause, 0.1)
     async with natty.publisher(stream, path="fast", window=8, **UNHURRIED) as publisher:
         for batch in range(2):
             for i in range(20):
@@ -272,7 +275,8 @@ async def test_an_idle_batch_is_ended_also_when_all_of_it_is_acknowledged(natty,
 
 
 async def test_the_first_message_after_a_reconnect_does_not_wait(natty_proxy, natty, stream, caplog, monkeypatch):
-    monkeypatch.setattr(publishing, "LOOK", NEVER)
+    for pause in ("LOOK", "IDLE"):
+        monkeypatch.setattr(publishing, pause, NEVER)
     async with Natty(**natty_proxy.options, **PATIENT) as far, far.publisher(stream, **UNHURRIED) as publisher:
         await publisher.publish(f"{stream}.a", b"1")
         await publisher.flush()

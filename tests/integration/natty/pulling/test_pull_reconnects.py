@@ -109,6 +109,26 @@ async def test_acks_that_are_due_without_a_connection_are_sent_when_it_is_back(n
     await batches.aclose()
 
 
+async def test_acks_for_a_consumer_that_was_made_anew_meanwhile_are_dropped(natty_proxy, natty, far, stream, caplog):
+    """It has other messages of the same sequences, and another client has them."""
+    await fill(natty, stream)
+    pull = far.pull(stream, "d", **LONG_LIVED)
+    batches, replies = await read_all(pull, 5)
+    await natty_proxy.cut()
+    await until(lambda: not far.connection.connected)
+    pull.ack(replies)
+    await natty.delete_stream(stream)
+    await natty.create_stream(stream, subjects=[f"{stream}.>"])
+    await natty.create_consumer(stream, "d", ack_wait=NEVER)
+    await fill(natty, stream)
+    others, _ = await read_all(natty.pull(stream, "d", **LONG_LIVED), 5)
+    await restore(natty_proxy, far)
+    await until(lambda: "5 acks were not sent: other clients may have the messages" in caplog.text)
+    assert (await info(natty, stream))["num_ack_pending"] == 5
+    await batches.aclose()
+    await others.aclose()
+
+
 async def test_acks_that_are_not_valid_any_more_when_it_is_back_are_dropped(natty_proxy, natty, far, stream, caplog):
     await fill(natty, stream)
     pull, ours = far.pull(stream, "d", **LONG_LIVED), True

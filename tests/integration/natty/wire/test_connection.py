@@ -385,3 +385,15 @@ async def test_closing_while_it_reconnects_never_hangs(natty_proxy, delay):
     async with asyncio.timeout(PATIENCE):
         await client.close()
     assert client.connection.state == "closed"
+
+
+async def test_a_dead_link_is_noticed_also_while_the_ping_interval_changes_again_and_again(natty_proxy):
+    async with Natty(**natty_proxy.options) as client:
+        natty_proxy.mute()
+        async with asyncio.timeout(PATIENCE):
+            while client.connection.connected and not client.connection.reconnects:
+                for seconds in (0.5, 0.6):
+                    client.connection.set_ping_interval(seconds)
+                    await asyncio.sleep(0.05)
+        await natty_proxy.cut()
+        await natty_proxy.restore()
