@@ -383,7 +383,7 @@ class Publisher:
             self._broken = str(error)
         except PayloadTooLargeError as error:
             if headers is not message.headers:  # no room for the stream's name: it gets an ack of its own, if it fits
-                self._fast, self._settling = False, True
+                self._fast, self._returning = False, True
                 self._open_inbox()
                 self._try_to_send(number, message)
                 self._be_fast_again()
