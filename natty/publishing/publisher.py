@@ -92,7 +92,7 @@ class Publisher:
         self._traced = tracing.trace_create(stream)
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
-        self._many = True  # messages come quickly, as far as it is known
+        self._many = True  # whether messages come quickly, as it seems; see `_look_after`
         self._taken = deque[int](maxlen=LOOKS)  # messages of the last looks
         self._settling = False  # what was in doubt is sent again, each message with an ack of its own
         self._returning = False  # to fast ingest, when nothing waits

@@ -90,6 +90,16 @@ async def fill(natty, stream):
         await natty.publish(f"{stream}.a", b"%d" % number)
 
 
+async def cut_off(natty_proxy, natty, far, stream):
+    """Read five messages, then cut the link; return the pull and what `read_all` returns."""
+    await fill(natty, stream)
+    pull = far.pull(stream, "d", **LONG_LIVED)
+    batches, replies = await read_all(pull, 5)
+    await natty_proxy.cut()
+    await until(lambda: not far.connection.connected)
+    return pull, batches, replies
+
+
 async def until_acked(natty, stream, left=0):
     async with asyncio.timeout(PATIENCE):
         while (await info(natty, stream))["num_ack_pending"] != left:
@@ -97,11 +107,7 @@ async def until_acked(natty, stream, left=0):
 
 
 async def test_acks_that_are_due_without_a_connection_are_sent_when_it_is_back(natty_proxy, natty, far, stream):
-    await fill(natty, stream)
-    pull = far.pull(stream, "d", **LONG_LIVED)
-    batches, replies = await read_all(pull, 5)
-    await natty_proxy.cut()
-    await until(lambda: not far.connection.connected)
+    pull, batches, replies = await cut_off(natty_proxy, natty, far, stream)
     pull.ack(replies[:2])
     pull.ack(replies[2:])
     await restore(natty_proxy, far)
@@ -111,11 +117,7 @@ async def test_acks_that_are_due_without_a_connection_are_sent_when_it_is_back(n
 
 async def test_acks_for_a_consumer_that_was_made_anew_meanwhile_are_dropped(natty_proxy, natty, far, stream, caplog):
     """It has other messages of the same sequences, and another client has them."""
-    await fill(natty, stream)
-    pull = far.pull(stream, "d", **LONG_LIVED)
-    batches, replies = await read_all(pull, 5)
-    await natty_proxy.cut()
-    await until(lambda: not far.connection.connected)
+    pull, batches, replies = await cut_off(natty_proxy, natty, far, stream)
     pull.ack(replies)
     await natty.delete_stream(stream)
     await natty.create_stream(stream, subjects=[f"{stream}.>"])
@@ -130,11 +132,8 @@ async def test_acks_for_a_consumer_that_was_made_anew_meanwhile_are_dropped(natt
 
 
 async def test_acks_that_are_not_valid_any_more_when_it_is_back_are_dropped(natty_proxy, natty, far, stream, caplog):
-    await fill(natty, stream)
-    pull, ours = far.pull(stream, "d", **LONG_LIVED), True
-    batches, replies = await read_all(pull, 5)
-    await natty_proxy.cut()
-    await until(lambda: not far.connection.connected)
+    pull, batches, replies = await cut_off(natty_proxy, natty, far, stream)
+    ours = True
     pull.ack(replies[:2], lambda: ours)
     pull.ack(replies[2:])
     ours = False
@@ -145,11 +144,7 @@ async def test_acks_that_are_not_valid_any_more_when_it_is_back_are_dropped(natt
 
 
 async def test_acks_are_dropped_with_a_warning_if_the_pull_ends_first(natty_proxy, natty, far, stream, caplog):
-    await fill(natty, stream)
-    pull = far.pull(stream, "d", **LONG_LIVED)
-    batches, replies = await read_all(pull, 5)
-    await natty_proxy.cut()
-    await until(lambda: not far.connection.connected)
+    pull, batches, replies = await cut_off(natty_proxy, natty, far, stream)
     pull.ack(replies[:2])
     await batches.aclose()
     assert "2 acks were not sent: no connection" in caplog.text
