@@ -86,7 +86,8 @@ async def query(
             archive = _Archive(store, objects, Path(folder), keys, check, stack)
             tables = {"_archive": PrunedDataset(archive.choose)}
             if tail is not None:
-                tables["_tail"] = await _keep(tail, Path(folder) / "tail.arrow")
+                kept = await _keep(tail, Path(folder) / "tail.arrow")
+                tables["_tail"] = PrunedDataset(lambda _: kept)
             try:
                 return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
             except QueryError as error:

@@ -26,7 +26,8 @@ _STREAM = pc.field("stream")
 class PrunedDataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
     """Rows with the envelope's columns: `choose` returns the dataset that has all rows of a filter, and may have more.
 
-    DuckDB calls `scanner` in a thread of its own, with the conditions that it pushes down.
+    DuckDB calls `scanner` in a thread of its own, with the conditions that it pushes down, and `to_reader` of what that
+    returns.
     """
 
     def __init__(self, choose: Callable[[pc.Expression | None], ds.Dataset]) -> None:
@@ -40,9 +41,24 @@ class PrunedDataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
         """The columns."""
         return SCHEMA
 
-    def scanner(self, **options: Any) -> ds.Scanner:
+    def scanner(self, **options: Any) -> Scanner:
         """Return a scanner of the chosen rows; its options are those of `pyarrow.dataset.Dataset.scanner`."""
-        return self._choose(options.get("filter")).scanner(**options)
+        return Scanner(self._choose(options.get("filter")).scanner(**options))
+
+
+class Scanner:
+    """Rows of a scanner as a reader, made without Python's lock.
+
+    `pyarrow.dataset.Scanner.to_reader` holds that lock while it waits for a mutex of Arrow. A thread of Arrow that has
+    the mutex and closes a Python file waits for the lock: both stand still for ever. `to_batches` releases it.
+    """
+
+    def __init__(self, scanner: ds.Scanner) -> None:
+        self._scanner = scanner
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return the rows, to be read once."""
+        return pa.RecordBatchReader.from_batches(self._scanner.projected_schema, self._scanner.to_batches())
 
 
 def match(items: Sequence[Item], filter: pc.Expression | None) -> list[Item]:

@@ -244,6 +244,45 @@ async def test_a_file_of_a_query_that_is_over_is_not_read(store):
         await asyncio.to_thread(file.read_at, 4, 0)
 
 
+READ_MUCH = """
+import asyncio, io, sys
+import pyarrow as pa, pyarrow.dataset as ds, pyarrow.parquet as pq
+from pyarrow.fs import PyFileSystem
+from capture.formats.envelope import SCHEMA
+from capture.reading.arrowfs import StoreFiles
+from capture.reading.pruned import PrunedDataset
+
+class Files(StoreFiles):
+    def open_input_file(self, path):
+        return pa.PythonFile(io.BytesIO(data), mode="r")
+
+written = io.BytesIO()
+pq.write_table(pa.Table.from_pylist([{"sequence": 1}], SCHEMA), written)
+data = written.getvalue()
+sizes = {str(number): len(data) for number in range(8)}
+
+def choose(filter):
+    files = PyFileSystem(Files(None, sizes))
+    return ds.FileSystemDataset.from_paths(list(sizes), schema=SCHEMA, format=ds.ParquetFileFormat(), filesystem=files)
+
+async def main():
+    for number in range(1500):
+        assert PrunedDataset(choose).scanner(columns=["sequence"]).to_reader().read_all().num_rows == 8
+
+sys.setswitchinterval(1e-5)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.long
+async def test_many_scans_end_whichever_thread_has_python_s_lock():
+    """Not in this process: a thread that keeps the lock stops all of it."""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", READ_MUCH], capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.long
 async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path):
     archived = await Archived(folder=tmp_path / "lake").make()
