@@ -16,21 +16,18 @@ import msgspec
 from natty.config.settings import Config
 from natty.errors import UNREADABLE, AuthorizationError, SessionEndedError
 from natty.names import decode
-from natty.wire.alike import ALIKE_BYTES, split_alike
+from natty.wire.alike import LEAST_ALIKE, Deliver, Runs
 from natty.wire.message import Batch, Numbered, Outgoing, RawMessage, Sink
 from natty.wire.read_pauses import ReadPauses
 
 if TYPE_CHECKING:
     from natty.wire.nats_py import OpeningClient
 
-Deliver = Callable[[bytes, Batch], None]
 Control = Callable[[bytes], None]
 
 READ_BYTES = 256 * 1024
 MAX_LINE_BYTES = 256 * 1024  # of a line whose end has not come: INFO of a cluster of thousands of servers has less
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # headers and payload; a server's largest max_payload is its max_pending, 64 MiB
-LEAST_ALIKE = 8 * ALIKE_BYTES  # bytes: with fewer messages, splitting them together is not faster
-MOST_SKIPPED = 64  # reads whose messages are not tried together, if those before were not alike
 _MSG, _HMSG = ord("M"), ord("H")
 _SHOWN = 120  # bytes of a line in an error
 
@@ -42,7 +39,7 @@ class ProtocolError(ValueError):
 class Parser:
     """Splits what the socket brings into messages and control lines.
 
-    `feed` takes bytes as they come, cut anywhere. Messages go to `deliver(sid, batch)`, one or two calls for each
+    `feed` takes bytes as they come, cut anywhere. Messages go to `deliver(sid, batch)`, a few calls for each
     subscription and read; any other line goes to `control(line)`, after the messages before it, so that a PONG still
     says "all before me is delivered". Lines and announced sizes are bounded, and each byte is looked at a few times at
     most, however it is cut.
@@ -53,7 +50,7 @@ class Parser:
         self._deliver, self._control = deliver, control
         self._chunks: list[bytes] = []
         self._have = self._need = 0
-        self._skipping = self._skipped = 0  # reads for which `_take_alike` is not tried, and how many are left of them
+        self._runs = Runs(deliver, lambda buffer, position: self._split(buffer, position, position + 1)[0])
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes. ProtocolError on a malformed message line, a line or a message that is too long."""
@@ -65,7 +62,8 @@ class Parser:
             self._check_line()
             return
         buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        taken, self._need = self._split(buffer, self._take_alike(buffer) if len(buffer) > LEAST_ALIKE else 0)
+        taken = self._runs.take(buffer) if len(buffer) > LEAST_ALIKE else 0
+        taken, self._need = self._split(buffer, taken, len(buffer))
         rest = buffer[taken:]
         self._chunks = [rest] if rest else []
         self._have = len(rest)
@@ -81,30 +79,14 @@ class Parser:
             start = b"".join(self._chunks)[:_SHOWN]
             raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes without an end: {start!r}…")
 
-    def _take_alike(self, buffer: bytes) -> int:
-        """Handle all whole operations if they are messages that are alike; return the bytes taken, or 0.
-
-        This takes half of the time; `_split` handles all others.
-        """
-        if self._skipped:
-            self._skipped -= 1
-            return 0
-        found = split_alike(buffer)
-        if found is None:
-            self._skipping = self._skipped = min(2 * self._skipping + 1, MOST_SKIPPED)
-            return 0
-        self._skipping, (sid, batch, taken) = 0, found
-        self._deliver(sid, batch)
-        return taken
-
-    def _split(self, buffer: bytes, position: int) -> tuple[int, int]:
-        """Handle every whole operation from a position on; return (bytes taken, bytes needed before the next look)."""
+    def _split(self, buffer: bytes, position: int, until: int) -> tuple[int, int]:
+        """Handle whole operations that begin in a range; return (bytes taken, bytes needed before the next look)."""
         batches: dict[bytes, list[RawMessage]] = {}
         current: bytes | None = None
         append = list[RawMessage]().append  # replaced with the first message
         end, need, find = len(buffer), 0, buffer.find
         try:
-            while (line_end := find(b"\r\n", position)) >= 0:
+            while position < until and (line_end := find(b"\r\n", position)) >= 0:
                 kind = buffer[position]
                 start = line_end + 2
                 if kind != _MSG and kind != _HMSG:

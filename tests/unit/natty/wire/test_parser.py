@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from nats.protocol.parser import Parser as StockParser
 
 from natty.wire import session
+from natty.wire.alike import Runs
 from natty.wire.session import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
 
 TOKEN = st.text("abcXYZ019_-$", min_size=1, max_size=8)
@@ -122,10 +123,10 @@ class Counting(Parser):
 
     looks = looked_at = 0
 
-    def _split(self, buffer, position):
+    def _split(self, buffer, position, until):
         self.looks += 1
         self.looked_at += len(buffer) - position
-        return super()._split(buffer, position)
+        return super()._split(buffer, position, until)
 
 
 def test_a_large_payload_over_many_reads_is_looked_at_twice():
@@ -169,14 +170,62 @@ def test_messages_that_are_alike_are_split_together_and_give_the_same(reply, hea
     data, positions, found = b"".join(made), [], []
 
     class Noting(Parser):
-        def _split(self, buffer, position):
+        def _split(self, buffer, position, until):
             positions.append((position, len(buffer)))
-            return super()._split(buffer, position)
+            return super()._split(buffer, position, until)
 
     parser = Noting(lambda sid, batch: found.extend((int(sid), *raw) for raw in batch.raw), lambda line: None)
     parser.feed(data)
     assert positions == [(len(data), len(data))]
     assert found == stock([data]) == ours(made)[0]
+
+
+STATUS = message(
+    b"_INBOX.1", b"12", b"", b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: 1\r\n\r\n", b""
+)
+
+
+class OneByOne(Parser):
+    """Counts the messages that are split one by one."""
+
+    def __init__(self):
+        self.single, self.calls = 0, []
+        super().__init__(lambda sid, batch: self.calls.append((sid, batch)), lambda line: None)
+
+    def _split(self, buffer, position, until):
+        before, self.calls = self.calls, []
+        found = super()._split(buffer, position, until)
+        self.single += sum(len(batch) for _, batch in self.calls)
+        self.calls = before + self.calls
+        return found
+
+    @property
+    def found(self):
+        return [(int(sid), *raw) for sid, batch in self.calls for raw in batch.raw]
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize(
+    "odd", [STATUS, b"PING\r\n", message(b"_INBOX.2", b"9", b"", b"", b"an answer"), alike(1, head=True)[0]]
+)
+@pytest.mark.parametrize("place", [0, 1, 2, 150, 298, 299])
+def test_one_that_differs_does_not_have_the_others_split_one_by_one(head, odd, place):
+    made, parser = alike(400, head=head), OneByOne()
+    made[place:place] = [odd, odd]
+    parser.feed(b"".join(made))
+    assert parser.single <= 2
+    assert parser.found == stock([b"".join(made)])
+
+
+@pytest.mark.parametrize("reply", [True, False])
+@pytest.mark.parametrize("head", [True, False])
+def test_messages_of_several_subscriptions_are_split_together(reply, head):
+    made, parser = alike(300, reply=reply, head=head), OneByOne()
+    made = [one.replace(b" 12 ", b" %d " % (at * at % 7), 1) for at, one in enumerate(made)]
+    parser.feed(b"".join(made))
+    assert parser.single == 0
+    assert [sid for sid, _ in parser.calls] == [b"0", b"1", b"4", b"2"]
+    assert sorted(parser.found, key=lambda one: one[0]) == sorted(stock([b"".join(made)]), key=lambda one: one[0])
 
 
 ODD = st.sampled_from(
@@ -250,7 +299,7 @@ def test_any_bytes_give_the_same_whether_messages_are_split_together_or_one_by_o
         patch.setattr(session, "LEAST_ALIKE", 0)
         for together in (True, False):
             if not together:
-                patch.setattr(Parser, "_take_alike", lambda self, buffer: 0)
+                patch.setattr(Runs, "take", lambda self, buffer: 0)
             seen = []
             parser = Parser(
                 lambda sid, batch, seen=seen: seen.extend((sid, *raw) for raw in raw_of(batch)),
@@ -275,16 +324,16 @@ def test_a_malformed_line_among_messages_that_are_alike_is_named(size):
         ours([b"".join(made)])
 
 
-def test_messages_that_are_not_alike_are_not_tried_at_each_read():
-    tried = []
+def test_messages_that_are_not_alike_are_not_tried_at_each_read(monkeypatch):
+    tried, take = [], Runs.take
 
-    class Noting(Parser):
-        def _take_alike(self, buffer):
-            tried.append(not self._skipped)
-            return super()._take_alike(buffer)
+    def noting(self, buffer):
+        tried.append(not self._skipped)
+        return take(self, buffer)
 
-    parser = Noting(lambda sid, batch: None, lambda line: None)
-    mixed = b"".join([b"PING\r\n", *alike(200)])
+    monkeypatch.setattr(Runs, "take", noting)
+    parser = Parser(lambda sid, batch: None, lambda line: None)
+    mixed = b"".join(10 * [b"PING\r\n", *alike(20)])
     for _ in range(1000):
         parser.feed(mixed)
     assert sum(tried) < 40
