@@ -86,6 +86,12 @@ class Unsettled:
         if self._old:
             self._old.difference_update(replies)
 
+    def select(self, messages: Delivered) -> Part:
+        """Return those of these messages that are here; others were read before the consumer was reset."""
+        both = zip(messages.sequences, messages.replies, strict=True)
+        found = [(sequence, reply) for sequence, reply in both if reply in self._new or reply in self._old]
+        return Part([sequence for sequence, _ in found], [reply for _, reply in found])
+
     def beat(self) -> list[bytes]:
         """Return the messages that were already here at the last beat: their `ack_wait` must be restarted."""
         due = list(self._old)
@@ -279,10 +285,11 @@ class Source:
             self._pull.ack(settled if self._floor is None else settled[-1:])
 
     def nak(self, messages: Delivered, delay: float = 0.0) -> None:
-        """Request these messages again."""
-        self._unsettled.remove(messages.replies)
+        """Request these messages again; with `together` only those read since the last reset: it brings the others."""
         if self._floor is not None:
+            messages = self._unsettled.select(messages)
             self._floor.note_handed_back(messages)
+        self._unsettled.remove(messages.replies)
         self._hand_back(messages.replies, delay)
 
     def _hand_back(self, replies: list[bytes], delay: float = 0.0) -> None:

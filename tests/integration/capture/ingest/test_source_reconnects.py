@@ -217,3 +217,48 @@ async def test_what_came_twice_is_delivered_again_when_a_node_of_a_group_hands_i
     nothing_kept_alive()
     reader.nak(read, LATER)
     assert (await take(reader)).sequences == read.sequences
+
+
+async def test_what_a_node_hands_back_late_is_not_read_a_third_time(natty, natty_proxy, far, natty_name):
+    """It was read before the consumer was reset, and is in another block meanwhile."""
+    stream = natty_name("LATE")
+    await natty.create_stream(stream, subjects=[f"{stream}.*"])
+    await natty.create_consumer(stream, "d", ack_wait=NEVER, ack_policy="all")
+    await publish(natty, stream)
+    async with asyncio.timeout(PATIENCE), Source(far, stream, "d", ack_wait=NEVER, together=True) as source:
+        batches, read = source.__aiter__(), []
+
+        async def read_until(count):
+            while len(read) < count:
+                read.extend((await anext(batches)).raw)
+
+        await read_until(COUNT)
+        before = Batch([*read])
+        await lose(natty, natty_proxy, far, stream)
+        await read_until(3 * COUNT)
+        source.nak(before)
+        await publish(natty, stream)
+        await read_until(4 * COUNT)
+    assert Batch(read).sequences == [*range(1, COUNT + 1), *range(1, 3 * COUNT + 1)]
+
+
+async def test_a_block_that_a_node_gives_up_late_does_not_end_the_hand_over_of_a_partition(natty, reading):
+    """Its messages were read before the consumer was reset, and are in another block meanwhile."""
+    stream, reader = await reading()
+    reader.ack(await take(reader))
+    async with asyncio.timeout(PATIENCE):
+        while await unacked(natty, stream, "d"):
+            await asyncio.sleep(0.02)
+    await publish(natty, stream)
+    before = await take(reader)
+    await natty.jetstream.request(f"CONSUMER.RESET.{stream}.d")
+    await publish(natty, stream)
+    again = await take(reader, 2 * COUNT)
+    assert again.sequences[:COUNT] == before.sequences
+    reader.ack(Batch(again.raw[COUNT:]))
+    reader.nak(before, 0.0)
+    handing_over = asyncio.create_task(reader.release(PATIENCE, lambda: None))
+    await asyncio.sleep(0)  # it begins to wait for the messages that are not stored
+    reader.ack(Batch(again.raw[:COUNT]))
+    await handing_over
+    assert not await unacked(natty, stream, "d")
