@@ -104,10 +104,14 @@ class PinnedReader:
         self._settled.set()
 
     def nak(self, messages: Delivered, delay: float) -> None:
-        """Request messages again that could not be stored, if this node still has the pin."""
+        """Request messages again that could not be stored, if this node still has the pin.
+
+        Those that were read before the last reset are delivered again in any case, and may be in a block already.
+        """
+        messages = self._unsettled.select(messages)
         self._unsettled.remove(messages.replies)
         self._floor.note_handed_back(messages)
-        if self._pull is not None and self._pin.id and clock() < self._until:
+        if messages.replies and self._pull is not None and self._pin.id and clock() < self._until:
             self._say(lambda pull: pull.nak(messages.replies, delay))
         self._settled.set()
 

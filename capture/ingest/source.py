@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from capture.errors import NotAloneError
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from capture.ingest.record import Delivered, Part
-from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
+from natty import (
+    Batch,
+    JetStreamError,
+    Natty,
+    NattyError,
+    NotConnectedError,
+    Pull,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
 from natty.errors import ConnectionClosedError
 from natty.names import check_name
 from natty.streams import led_info
@@ -28,6 +37,7 @@ READ_PAUSE = 0.01  # seconds between a small read and the next one: messages in 
 READ_AHEAD = 32_768  # messages that are requested and not yet in a block; with a quarter of it the node waits for more
 END_TIMEOUT = 2.0  # seconds from a stop until the reader is cancelled
 ALONE_WITHIN = 20.0  # seconds that another reader has to leave: the requests of a killed reader live for 10 s
+LOOK_EVERY = 2.0  # seconds between two looks for messages that a lost connection lost, while no message comes
 UNAVAILABLE = 503  # the status during an election of the server's leaders
 BEATS = 3  # in an `ack_wait`; messages are kept alive from their second beat on: after two thirds of it at the latest
 
@@ -76,6 +86,12 @@ class Unsettled:
         if self._old:
             self._old.difference_update(replies)
 
+    def select(self, messages: Delivered) -> Part:
+        """Return those of these messages that are here; others were read before the consumer was reset."""
+        both = zip(messages.sequences, messages.replies, strict=True)
+        found = [(sequence, reply) for sequence, reply in both if reply in self._new or reply in self._old]
+        return Part([sequence for sequence, _ in found], [reply for _, reply in found])
+
     def beat(self) -> list[bytes]:
         """Return the messages that were already here at the last beat: their `ack_wait` must be restarted."""
         due = list(self._old)
@@ -106,8 +122,9 @@ class Source:
     def __init__(self, natty: Natty, stream: str, durable: str, *, ack_wait: float, together: bool = False) -> None:
         self.read = 0
         self._natty, self._stream, self._durable = natty, stream, durable
-        self._pull = self._new_pull()
         self._floor = Floor() if together else None
+        self._pull = self._new_pull()
+        self._sent = 0  # messages that the server had delivered at the last look
         self._stopping = False
         self._beat = ack_wait / BEATS
         self._unsettled = Unsettled()
@@ -173,14 +190,28 @@ class Source:
             try:
                 async with aclosing(self._pull.__aiter__()) as batches:
                     async for batch in batches:
-                        floor.note_delivery(batch.replies)
-                        self._take(batch)
+                        if len(batch):
+                            floor.note_delivery(batch.replies)
+                            self._take(batch)
+                        elif self._pull.counts.renewals:
+                            await self._look_for_lost(floor)
                 return
             except DeliveryGap as gap:
                 if not self._pull.counts.renewals:
                     raise NotAloneError(f"{self._others()}: {gap}. Nothing from there on was acknowledged") from gap
                 log.warning("messages were delivered while the connection was lost, they are read again: %s", gap)
             self._pull = self._new_pull()
+
+    async def _look_for_lost(self, floor: Floor) -> None:
+        """Raise DeliveryGap if messages that the server had delivered before the last look have not arrived.
+
+        The next message would show that, too, but it may come much later.
+        """
+        if floor.arrived < self._sent:
+            raise DeliveryGap(f"the server delivered {self._sent}, and {floor.arrived} arrived")
+        with suppress(NattyError):
+            info = await self._natty.jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+            self._sent = info["delivered"]["consumer_seq"]
 
     async def _begin(self, floor: Floor) -> bool:
         """Have the server deliver all unacknowledged messages only to us, in order; False if stopped. NotAloneError."""
@@ -194,6 +225,7 @@ class Source:
                     self._unsettled.take()
                     self._take_arrived()
                     floor.begin()
+                    self._sent = 0
                     return True
                 if asyncio.get_running_loop().time() > deadline:
                     raise NotAloneError(f"{self._others()}: it requests messages right now, {waiting} times")
@@ -215,7 +247,8 @@ class Source:
         )
 
     def _new_pull(self) -> Pull:
-        return self._natty.pull(self._stream, self._durable, max_messages=READ_AHEAD, read_pause=READ_PAUSE)
+        tick = None if self._floor is None else LOOK_EVERY
+        return self._natty.pull(self._stream, self._durable, max_messages=READ_AHEAD, read_pause=READ_PAUSE, tick=tick)
 
     def _take(self, batch: Batch) -> None:
         self._unsettled.add(batch.replies)
@@ -252,10 +285,11 @@ class Source:
             self._pull.ack(settled if self._floor is None else settled[-1:])
 
     def nak(self, messages: Delivered, delay: float = 0.0) -> None:
-        """Request these messages again."""
-        self._unsettled.remove(messages.replies)
+        """Request these messages again; with `together` only those read since the last reset: it brings the others."""
         if self._floor is not None:
+            messages = self._unsettled.select(messages)
             self._floor.note_handed_back(messages)
+        self._unsettled.remove(messages.replies)
         self._hand_back(messages.replies, delay)
 
     def _hand_back(self, replies: list[bytes], delay: float = 0.0) -> None:

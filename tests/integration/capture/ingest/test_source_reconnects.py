@@ -36,6 +36,18 @@ async def cut(natty_proxy, far):
     await until(lambda: not far.connection.connected)
 
 
+async def lose(natty, natty_proxy, far, stream):
+    """Publish messages that the server delivers to a connection that they do not pass; then have it replaced."""
+    natty_proxy.mute()
+    delivered = (await natty.consumer_info(stream, "d"))["delivered"]["consumer_seq"]
+    await publish(natty, stream)
+    async with asyncio.timeout(PATIENCE):
+        while (await natty.consumer_info(stream, "d"))["delivered"]["consumer_seq"] < delivered + COUNT:
+            await asyncio.sleep(0.02)
+    await cut(natty_proxy, far)
+    await natty_proxy.restore()
+
+
 @pytest.mark.parametrize("together", [False, True])
 async def test_what_a_node_stores_without_a_connection_is_acknowledged_when_it_is_back(
     natty, natty_proxy, far, natty_name, together
@@ -54,6 +66,26 @@ async def test_what_a_node_stores_without_a_connection_is_acknowledged_when_it_i
         while await unacked(natty, stream, "d"):
             await anext(batches)
         assert source.read == COUNT
+
+
+async def test_the_last_messages_that_get_lost_with_a_connection_come_again_though_no_other_follows(
+    natty, natty_proxy, far, natty_name
+):
+    stream = natty_name("AWAY")
+    await natty.create_stream(stream, subjects=[f"{stream}.*"])
+    await natty.create_consumer(stream, "d", ack_wait=NEVER, ack_policy="all")
+    await publish(natty, stream)
+    async with asyncio.timeout(PATIENCE), Source(far, stream, "d", ack_wait=NEVER, together=True) as source:
+        batches, read = source.__aiter__(), []
+        while len(read) < COUNT:
+            read += (await anext(batches)).raw
+        source.ack(Batch(read))
+        while await unacked(natty, stream, "d"):
+            await anext(batches)
+        await lose(natty, natty_proxy, far, stream)
+        while len(read) < 2 * COUNT:
+            read += (await anext(batches)).raw
+    assert Batch(read).sequences == [*range(1, 2 * COUNT + 1)]
 
 
 @pytest.fixture
@@ -104,6 +136,18 @@ async def test_what_a_node_of_a_group_stores_without_a_connection_is_acknowledge
     assert reader.arrived == []
     await reader.close()
     assert "lost in transit" not in caplog.text
+
+
+async def test_the_last_messages_of_a_group_that_get_lost_with_a_connection_come_again_though_no_other_follows(
+    natty, natty_proxy, far, reading
+):
+    stream, reader = await reading()
+    reader.ack(await take(reader))
+    async with asyncio.timeout(PATIENCE):
+        while await unacked(natty, stream, "d"):
+            await asyncio.sleep(0.02)
+    await lose(natty, natty_proxy, far, stream)
+    assert (await take(reader)).sequences == [*range(COUNT + 1, 2 * COUNT + 1)]
 
 
 async def test_an_ack_that_the_server_does_not_answer_does_not_hold_a_reader_up(
@@ -173,3 +217,48 @@ async def test_what_came_twice_is_delivered_again_when_a_node_of_a_group_hands_i
     nothing_kept_alive()
     reader.nak(read, LATER)
     assert (await take(reader)).sequences == read.sequences
+
+
+async def test_what_a_node_hands_back_late_is_not_read_a_third_time(natty, natty_proxy, far, natty_name):
+    """It was read before the consumer was reset, and is in another block meanwhile."""
+    stream = natty_name("LATE")
+    await natty.create_stream(stream, subjects=[f"{stream}.*"])
+    await natty.create_consumer(stream, "d", ack_wait=NEVER, ack_policy="all")
+    await publish(natty, stream)
+    async with asyncio.timeout(PATIENCE), Source(far, stream, "d", ack_wait=NEVER, together=True) as source:
+        batches, read = source.__aiter__(), []
+
+        async def read_until(count):
+            while len(read) < count:
+                read.extend((await anext(batches)).raw)
+
+        await read_until(COUNT)
+        before = Batch([*read])
+        await lose(natty, natty_proxy, far, stream)
+        await read_until(3 * COUNT)
+        source.nak(before)
+        await publish(natty, stream)
+        await read_until(4 * COUNT)
+    assert Batch(read).sequences == [*range(1, COUNT + 1), *range(1, 3 * COUNT + 1)]
+
+
+async def test_a_block_that_a_node_gives_up_late_does_not_end_the_hand_over_of_a_partition(natty, reading):
+    """Its messages were read before the consumer was reset, and are in another block meanwhile."""
+    stream, reader = await reading()
+    reader.ack(await take(reader))
+    async with asyncio.timeout(PATIENCE):
+        while await unacked(natty, stream, "d"):
+            await asyncio.sleep(0.02)
+    await publish(natty, stream)
+    before = await take(reader)
+    await natty.jetstream.request(f"CONSUMER.RESET.{stream}.d")
+    await publish(natty, stream)
+    again = await take(reader, 2 * COUNT)
+    assert again.sequences[:COUNT] == before.sequences
+    reader.ack(Batch(again.raw[COUNT:]))
+    reader.nak(before, 0.0)
+    handing_over = asyncio.create_task(reader.release(PATIENCE, lambda: None))
+    await asyncio.sleep(0)  # it begins to wait for the messages that are not stored
+    reader.ack(Batch(again.raw[:COUNT]))
+    await handing_over
+    assert not await unacked(natty, stream, "d")
