@@ -200,7 +200,7 @@ class Pull:
         self._name = f"consumer {stream}/{durable}"
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._kept_acks = KeptAcks(jetstream, stream, durable, lambda: self._sign)
+        self.kept_acks = KeptAcks(jetstream, stream, durable, lambda: self._sign)
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
         self.deliver: Deliver | None = None
         self._fault: Exception | None = None  # of `deliver`
@@ -232,7 +232,7 @@ class Pull:
         self._begun = True
         if not self._connection.supervised:
             raise self._connection.no_session()
-        self._kept_acks.begin()  # before the next line: acks are sent before requests
+        self.kept_acks.begin()  # before the next line: acks are sent before requests
         self._connection.listeners.append(self._on_event)
         self._connection.leaving.append(self._leave)
         self._connection.observed.add(self, PULL, self.stream, self.durable)
@@ -249,7 +249,7 @@ class Pull:
                     await healing  # raises the error that ended it
                 if self._arrived or self.options.tick is not None:
                     batches, self._arrived = self._arrived, []
-                    yield Batch.join(batches, self._connection)
+                    yield Batch.join(batches, self.kept_acks.sender())
         finally:
             healing.cancel()
             await self._end()
@@ -321,7 +321,7 @@ class Pull:
         try:
             self._connection.send_to_each(replies, ACK)
         except NotConnectedError:
-            self._kept_acks.keep(replies, valid)
+            self.kept_acks.keep(replies, valid)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Hand messages back, to be delivered again after `delay` seconds."""
@@ -370,7 +370,7 @@ class Pull:
             await self._leave()
         finally:
             self._close_inboxes()
-            self._kept_acks.end()
+            self.kept_acks.end()
             self._connection.observed.retire(self)
 
     def _close_inboxes(self) -> None:
