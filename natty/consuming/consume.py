@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from natty.config.units import NANOSECONDS
 from natty.consuming.handler import Handler
@@ -183,6 +183,7 @@ class Consumption(RunsAsTask):
                 f"consumer {self._durable} has ack_policy {consumer['ack_policy']}: consume settles every message by"
                 " itself and needs explicit; use pull for the others"
             )
+        self._pull.respect(cast("dict[str, Any]", consumer))
         return consumer
 
     @asynccontextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from natty.consuming.dead_letters import BURIED, DeadLetters, TooManyDeliveriesError
@@ -13,6 +14,7 @@ from natty.consuming.lanes import Turn
 from natty.consuming.options import WorkOptions
 from natty.consuming.reports import NextStep, Reports
 from natty.errors import NattyError, NotConnectedError, StreamNotFoundError
+from natty.wire.connection import Connection
 from natty.wire.counters import FAILURES
 from natty.wire.message import Message
 
@@ -28,6 +30,7 @@ class Failures:
 
     def __init__(
         self,
+        connection: Connection,
         consumer: str,
         options: WorkOptions,
         letters: DeadLetters | None,
@@ -39,6 +42,7 @@ class Failures:
         self.failed = self.timed_out = self.undecodable = self.retried = self.buried = 0
         self.given_up = self.handed_back = 0
         self.letters, self.reports = letters, reports
+        self._connection = connection
         self._consumer, self._retries, self._counts_deliveries = consumer, options.retries, counts_deliveries
         self._log = log
 
@@ -100,7 +104,11 @@ class Failures:
 
     def nak(self, message: Message, delay: float) -> bool:
         """Have a message delivered again after `delay` seconds; return whether that was sent."""
-        return self._settle(message, partial(message.nak, delay))
+        if not self._connection.connected:
+            self._log.warning("%r was not handed back: no connection; the server redelivers it after ack_wait", message)
+            return False
+        message.nak(delay)
+        return True
 
     async def _bury(self, letters: DeadLetters, message: Message, error: BaseException) -> NextStep:
         """Make a dead letter of the message and terminate it; return that, or a retry if it can't be stored now."""
@@ -117,16 +125,7 @@ class Failures:
             self._log.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
             return NextStep(action="retry", refused=refused)
         self._log.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
-        self._settle(message, partial(message.term, BURIED))
+        with suppress(NotConnectedError):  # closed: the server delivers it again, and it gets the same letter
+            message.term(BURIED)
         self.buried += 1
         return NextStep(action="dead_letter", letter=letter)
-
-    def _settle(self, message: Message, answer: Callable[[], object]) -> bool:
-        """Settle a message at once, with `nak` or `term`; return whether that was sent."""
-        try:
-            answer()
-        except NotConnectedError:
-            text = "%r could not be settled: no connection; the server redelivers it after ack_wait"
-            self._log.warning(text, message)
-            return False
-        return True

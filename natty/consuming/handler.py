@@ -213,6 +213,11 @@ class FromThreads:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection.connected
+
     def send(self, subject: bytes, data: bytes) -> None:
         """Send from any thread; as `Connection.send`."""
         if asyncio._get_running_loop() is self._loop:

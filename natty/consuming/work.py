@@ -85,7 +85,8 @@ class Stint:
     leased = False
 
     def __init__(self, pull: Pull, first: bytes) -> None:
-        self.receipts, self.first = Receipts(pull, self.lasts if self.leased else None), first
+        valid = self.lasts if self.leased else None
+        self.receipts, self.sender, self.first = Receipts(pull, valid), pull.kept_acks.sender(valid), first
         self.over = False
 
     def __repr__(self) -> str:
@@ -159,7 +160,6 @@ class Work:
         self.repeated = 0  # messages delivered again after their handler had succeeded: acknowledged, not handled
         self.fault: BaseException | None = None  # the exception that ended a worker: KeyboardInterrupt, SystemExit, …
         self.options, self.consumer = options, consumer
-        self._sender: Sender = jetstream.connection
         self._make, self._default_key = make, default_key
         self._key = key or (key_by(options.ordered_by) if options.ordered_by is not None else None)
         self._on_fault, self._log = on_fault, log
@@ -180,7 +180,10 @@ class Work:
             named = options.dead_letters if isinstance(options.dead_letters, DeadLetterOptions) else None
             letters = DeadLetters(jetstream, named)
         reports = Reports(options.on_error, "/".join(name), options.concurrency, log)
-        self.failures = Failures(consumer, options, letters, reports, counts_deliveries=counts_deliveries, log=log)
+        connection = jetstream.connection
+        self.failures = Failures(
+            connection, consumer, options, letters, reports, counts_deliveries=counts_deliveries, log=log
+        )
         self._threads: ThreadPoolExecutor | None = None
         if handler is not None:
             self._prepare(name, handler)
@@ -222,8 +225,6 @@ class Work:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._cancellations = _cancellations()
-        if self._threads is not None:
-            self._sender = FromThreads(self._sender)
 
     async def watch_letters(self, stream: str, advised: str, *, strip: int = 0) -> None:
         """Until `close`, bury messages that a handler terminates or the server gives up on.
@@ -246,7 +247,7 @@ class Work:
 
     def add(self, stint: Stint, raws: list[RawMessage], again: int = -1) -> None:
         """Add messages in order of arrival. `again` is how many of them were delivered before; negative: unknown."""
-        make, sender = self._make, self._sender
+        make, sender = self._make, FromThreads(stint.sender) if self._threads is not None else stint.sender
         turns = [Delivery(make(raw, sender), stint) for raw in raws]
         if again:
             turns = self._drop_held(stint, turns)

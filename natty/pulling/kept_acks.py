@@ -1,26 +1,45 @@
-"""Acks that were due while there was no connection."""
+"""Acks that are due while there is no connection, and the sender of messages that keeps them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from natty.config.units import NANOSECONDS, parse_time
-from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, StreamNotFoundError
+from natty.errors import (
+    ConnectionClosedError,
+    ConsumerNotFoundError,
+    NattyError,
+    NotConnectedError,
+    StreamNotFoundError,
+)
 from natty.jetstream import JetStream
-from natty.wire.ack import ACK
+from natty.wire.ack import ACK, IN_PROGRESS, NAK
+from natty.wire.connection import Connection
 
 logger = logging.getLogger("natty.pull")
 
 UNCONNECTED = "%d acks were not sent: no connection; the server redelivers these messages after ack_wait"
 INVALID = "%d acks were not sent: other clients may have the messages, or get them after ack_wait"
+UNRETURNED = "a message was not returned: no connection; the server redelivers it after ack_wait"
 Valid = Callable[[], bool]
+
+
+class Kept(NamedTuple):
+    """The ack subjects of messages, and what is sent on them, an ack or a `term`, under which condition."""
+
+    replies: list[bytes]
+    valid: Valid | None
+    answer: bytes
 
 
 class KeptAcks:
     """Keeps acks without a connection, and sends them when it is back: the server still accepts them then.
+
+    What ends all deliveries of a message, `term`, is kept like an ack.
 
     An ack names a sequence, and the server takes it for whichever client and message has that now. So an ack with a
     condition, `valid`, is sent at once if that still holds, and dropped otherwise. The others are sent if the server
@@ -34,11 +53,11 @@ class KeptAcks:
         self._info, self._heard = f"CONSUMER.INFO.{stream}.{consumer}", heard
         self._begun = False
         self._since = 0.0  # when we had heard of the consumer last, before the connection was lost
-        self._kept: list[tuple[list[bytes], Valid | None]] = []
+        self._kept: list[Kept] = []
         self._checking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"KeptAcks({sum(len(replies) for replies, _ in self._kept)})"
+        return f"KeptAcks({sum(len(kept.replies) for kept in self._kept)})"
 
     def begin(self) -> None:
         """Keep acks from now on."""
@@ -53,22 +72,25 @@ class KeptAcks:
             self._checking.cancel()
         self._drop(UNCONNECTED)
 
-    def keep(self, replies: list[bytes], valid: Valid | None) -> None:
+    def keep(self, replies: list[bytes], valid: Valid | None, answer: bytes = ACK) -> None:
         """Keep acks that can't be sent now."""
         if not self._kept:
             self._since = self._heard()
-        self._kept.append((replies, valid))
+        self._kept.append(Kept(replies, valid, answer))
         if not self._begun:
             self._drop(UNCONNECTED)
 
+    def withdraw(self, reply: bytes) -> None:
+        """Forget the ack of a message that was kept alone, if it was not sent yet."""
+        self._kept = [kept for kept in self._kept if kept.replies != [reply]]
+
+    def sender(self, valid: Valid | None = None) -> KeepingSender:
+        """Return what messages are settled with, so that their acks are kept with this condition."""
+        return KeepingSender(self._connection, self, valid)
+
     def _on_event(self, event: str) -> None:
         if event == "connected" and self._kept:
-            kept, self._kept = self._kept, []
-            for replies, valid in kept:
-                if valid is None or not valid():
-                    self._kept.append((replies, valid))
-                else:
-                    self._connection.send_to_each(replies, ACK)
+            self._send(lambda valid: valid is not None and valid())
             self._drop(INVALID, lambda valid: valid is not None)
             if self._kept and (self._checking is None or self._checking.done()):
                 self._checking = asyncio.ensure_future(self._check())
@@ -80,10 +102,7 @@ class KeptAcks:
             info = await self._jetstream.request(self._info)
             age = (parse_time(info["ts"]) - parse_time(info["created"])) / NANOSECONDS
             if age >= asked - self._since:
-                for replies, valid in self._kept:
-                    if valid is None:
-                        self._connection.send_to_each(replies, ACK)
-                self._kept = [(replies, valid) for replies, valid in self._kept if valid is not None]
+                self._send(lambda valid: valid is None)
         except (ConsumerNotFoundError, StreamNotFoundError):
             pass
         except NotConnectedError:  # the next session tries again
@@ -92,8 +111,54 @@ class KeptAcks:
             logger.warning("kept acks are dropped, since their consumer can't be inspected: %s", error)
         self._drop(INVALID, lambda valid: valid is None)
 
+    def _send(self, which: Callable[[Valid | None], bool]) -> None:
+        for kept in [kept for kept in self._kept if which(kept.valid)]:
+            self._connection.send_to_each(kept.replies, kept.answer)
+            self._kept.remove(kept)
+
     def _drop(self, text: str, which: Callable[[Valid | None], bool] = lambda _: True) -> None:
-        lost = sum(len(replies) for replies, valid in self._kept if which(valid))
-        self._kept = [one for one in self._kept if not which(one[1])]
+        lost = sum(len(kept.replies) for kept in self._kept if which(kept.valid))
+        self._kept = [kept for kept in self._kept if not which(kept.valid)]
         if lost:
             logger.warning(text, lost)
+
+
+class KeepingSender:
+    """Settles messages, and keeps their acks while there is no connection. ConnectionClosedError after `close`.
+
+    A `nak` is then dropped, and logged: the server delivers the message again after `ack_wait`, as it should, and a
+    later `nak` could take the message from the client that has it by then. A restart of `ack_wait` is dropped, too.
+    """
+
+    def __init__(self, connection: Connection, kept: KeptAcks, valid: Valid | None) -> None:
+        self._connection, self._kept, self._valid = connection, kept, valid
+
+    def __repr__(self) -> str:
+        return f"KeepingSender({self._kept!r})"
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection.connected
+
+    def send(self, subject: bytes, data: bytes) -> None:
+        """Settle the message of this ack subject with the next write."""
+        try:
+            self._connection.send(subject, data)
+        except ConnectionClosedError:
+            raise
+        except NotConnectedError:
+            self._connection.check_loop()
+            if data.startswith(NAK):
+                logger.info(UNRETURNED)
+            elif data != IN_PROGRESS:
+                self._kept.keep([subject], self._valid, data)
+
+    def confirm(self, subject: bytes, data: bytes) -> Awaitable[object]:
+        """As `Connection.confirm`, in place of an ack that is kept: it is not sent later if this raises."""
+        self._kept.withdraw(subject)
+        return self._connection.confirm(subject, data)
+
+    async def flush(self) -> None:
+        """As `Connection.flush`."""
+        await self._connection.flush()

@@ -64,16 +64,18 @@ class Credit:
         self.asked_bytes: float = 0  # infinite while a request without a limit of bytes is open
         self.held_messages = self.held_bytes = 0
         self._request_messages = self._request_bytes = math.inf  # the consumer's own limits of one request
+        self._alone = False  # whether only one request may be open
         self._lots: deque[tuple[int, int]] = deque()  # (messages, bytes) held, oldest first
-        self._typical = 0.0  # average bytes of a message
+        self._typical = self._last = 0.0  # average bytes of a message, and of the last ones
         self._refused = 0  # bytes that were too few for the next message
 
     def __repr__(self) -> str:
         asked = f"{self.asked_messages} ({self.asked_bytes} bytes) asked"
         return f"Credit({asked}, {self.held_messages} ({self.held_bytes} bytes) unfinished)"
 
-    def limit(self, messages: int, size_bytes: int) -> None:
-        """Set the consumer's limits of one request, `max_batch` and `max_bytes`; 0 or less: no limit."""
+    def limit(self, messages: int, size_bytes: int, open_requests: int = 0) -> None:
+        """Set the consumer's limits of requests, `max_batch`, `max_bytes`, `max_waiting`; 0 or less: no limit."""
+        self._alone = 0 < open_requests < SHARES  # the server drops requests beyond `max_waiting` without a status
         self._request_messages = messages if messages > 0 else math.inf
         self._request_bytes = size_bytes if size_bytes > 0 else math.inf
 
@@ -87,6 +89,7 @@ class Credit:
         messages = int(min(self.max_messages - self.held_messages, at_once) - self.asked_messages)
         size = self.max_bytes - self.asked_bytes - self.held_bytes
         enough = messages > 0 and self._refused < min(self.max_bytes, self._request_bytes)
+        enough = enough and self._last <= self._request_bytes and not (self._alone and self.asked_messages)
         if self.asked_messages or self.held_messages:
             enough_bytes = max(self.max_bytes // SHARES, min(2 * self._refused, self.max_bytes), 1)
             enough = enough and messages >= at_once // SHARES and size >= enough_bytes
@@ -121,7 +124,8 @@ class Credit:
         if asked:
             self._return_credit(messages, size_bytes)
         self._refused = 0
-        self._typical += (size_bytes / messages - self._typical) / (RECENT if self._typical else 1)
+        self._last = size_bytes / messages
+        self._typical += (self._last - self._typical) / (RECENT if self._typical else 1)
         self.held_messages += messages
         self.held_bytes += size_bytes
         self._lots.append((messages, size_bytes))
@@ -130,7 +134,8 @@ class Credit:
         """End a request with this much of it left; `too_small` if the next message is larger than the bytes left."""
         if too_small:
             self._refused = max(self._refused, size_bytes, 1)
-        self._return_credit(messages, size_bytes)
+        if messages or not self._alone:  # a complete one was counted when its last message came; the next may be open
+            self._return_credit(messages, size_bytes)
 
     def forget(self) -> None:
         """Forget all requests."""
@@ -200,7 +205,7 @@ class Pull:
         self._name = f"consumer {stream}/{durable}"
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._kept_acks = KeptAcks(jetstream, stream, durable, lambda: self._sign)
+        self.kept_acks = KeptAcks(jetstream, stream, durable, lambda: self._sign)
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
         self.deliver: Deliver | None = None
         self._fault: Exception | None = None  # of `deliver`
@@ -213,10 +218,9 @@ class Pull:
         self._inboxes: set[Requests] = set()  # open ones: the session's, and for a while those of earlier sessions
         self._owed = False  # whether the server has to send messages or heartbeats
         self._sign = self._heard = 0.0  # when it sent the last one, or (the second) began to owe one; monotonic clock
-        self._renewed = 0.0
+        self._renewed = self._gone_since = 0.0
         self._retry_at = 0.0  # no requests before this time; 0: no wait; infinite: look at the consumer first
         self._retry_delay = RETRY_DELAY
-        self._gone_since = 0.0
 
     def __repr__(self) -> str:
         state = "stopping" if self._stopping else "stalled" if self.stalled else "running"
@@ -232,7 +236,7 @@ class Pull:
         self._begun = True
         if not self._connection.supervised:
             raise self._connection.no_session()
-        self._kept_acks.begin()  # before the next line: acks are sent before requests
+        self.kept_acks.begin()  # before the next line: acks are sent before requests
         self._connection.listeners.append(self._on_event)
         self._connection.leaving.append(self._leave)
         self._connection.observed.add(self, PULL, self.stream, self.durable)
@@ -249,7 +253,7 @@ class Pull:
                     await healing  # raises the error that ended it
                 if self._arrived or self.options.tick is not None:
                     batches, self._arrived = self._arrived, []
-                    yield Batch.join(batches, self._connection)
+                    yield Batch.join(batches, self.kept_acks.sender())
         finally:
             healing.cancel()
             await self._end()
@@ -321,7 +325,7 @@ class Pull:
         try:
             self._connection.send_to_each(replies, ACK)
         except NotConnectedError:
-            self._kept_acks.keep(replies, valid)
+            self.kept_acks.keep(replies, valid)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Hand messages back, to be delivered again after `delay` seconds."""
@@ -370,7 +374,7 @@ class Pull:
             await self._leave()
         finally:
             self._close_inboxes()
-            self._kept_acks.end()
+            self.kept_acks.end()
             self._connection.observed.retire(self)
 
     def _close_inboxes(self) -> None:
@@ -451,12 +455,9 @@ class Pull:
             return
         # one request until we are pinned: the server keeps those without our id waiting then
         while not (pin and not pin.id and self._credit.asked_messages) and (request := self._credit.request(required)):
+            fields = pin.fields() if pin else None
             requests.ask(
-                request.batch,
-                self._expires,
-                heartbeat=self._heartbeat,
-                max_bytes=request.max_bytes,
-                pin=pin.fields() if pin else None,
+                request.batch, self._expires, heartbeat=self._heartbeat, max_bytes=request.max_bytes, pin=fields
             )
             self.counts.requests += 1
             self._expect()
@@ -470,8 +471,7 @@ class Pull:
     def _hear(self) -> None:
         """Record that the server has sent something."""
         if since := self.stalled_since:
-            silent = time.time() - since
-            logger.info("%s answers again after %.1f s", self._name, silent, extra={"action": "healed"})
+            logger.info("%s answers again after %.1f s", self._name, time.time() - since, extra={"action": "healed"})
         self._sign = self._heard = time.monotonic()
         self._owed = self._credit.asked_messages > 0
         self._retry_delay, self._gone_since = RETRY_DELAY, 0.0
@@ -556,8 +556,8 @@ class Pull:
             self._retry_delay = min(2 * self._retry_delay, RETRY_DELAY_MAX)
 
     def respect(self, config: dict[str, int]) -> None:
-        """Apply the consumer's limits of one request; with a pin, its owner calls this before it begins to read."""
-        self._credit.limit(config.get("max_batch", 0), config.get("max_bytes", 0))
+        """Apply the consumer's limits of requests: with a pin, or a low `max_waiting`, before it begins to read."""
+        self._credit.limit(*(config.get(name, 0) for name in ("max_batch", "max_bytes", "max_waiting")))
         longest = config.get("max_expires", 0) / NANOSECONDS or math.inf
         self._expires = min(self.options.expires, longest)
         self._heartbeat = min(self.options.heartbeat, self._expires / 2)

@@ -16,6 +16,7 @@ from natty.config.units import NANOSECONDS
 from natty.errors import UNREADABLE, legible
 
 ACK = b"+ACK"
+NAK = b"-NAK"
 IN_PROGRESS = b"+WPI"
 
 ACKS = b"$JS.ACK."
@@ -138,7 +139,7 @@ def line_of_first_deliveries(replies: list[bytes]) -> bytes:
 
 def nak(delay: float = 0.0) -> bytes:
     """Return what asks for a message to be delivered again, after `delay` seconds."""
-    return b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay > 0 else b"-NAK"
+    return b'%b {"delay": %d}' % (NAK, int(delay * NANOSECONDS)) if delay > 0 else NAK
 
 
 def term(reason: str = "") -> bytes:

@@ -77,9 +77,8 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
 def status_of(block: bytes) -> tuple[int, str]:
     """Return (status, description) of a header block's first line; (0, "") if it carries none, of three digits."""
     code, _, text = block[8 : block.find(b"\r\n")].strip().partition(b" ")
-    if len(code) != 3 or not code.isdigit():
-        return 0, ""
-    return int(code), text.decode("utf-8", "replace").strip()
+    known = len(code) == 3 and code.isdigit()
+    return (int(code), text.decode("utf-8", "replace").strip()) if known else (0, "")
 
 
 def encode_headers(headers: Headers) -> bytes:
@@ -117,10 +116,9 @@ def publish_headers(
     """
     for name in headers or ():
         check_header_name(name)
-    ttl = None if ttl is None else seconds_of("ttl", ttl)
-    if ttl is not None and ttl <= 0:
-        raise ValueError(f"ttl is {ttl:g} s and must be more than 0; leave it out to keep the message")
     if ttl is not None:
+        if (ttl := seconds_of("ttl", ttl)) <= 0:
+            raise ValueError(f"ttl is {ttl:g} s and must be more than 0; leave it out to keep the message")
         check_ttl(ttl)
     conditions = {
         MESSAGE_ID: msg_id or None,
@@ -149,6 +147,10 @@ class Numbered(Protocol):
 class Sender(Protocol):
     """Sends the acks of messages: a connection."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+
     def send(self, subject: bytes, data: bytes) -> None:
         """Publish."""
 
@@ -164,7 +166,8 @@ class Confirmation:
 
     Of an ack: the server has settled the message, and never delivers it to this consumer again. Of `nak` and `term`
     without `confirm`: the server has received it. RequestTimeoutError, or NotConnectedError, if that stays unknown.
-    NoRespondersError: the consumer was deleted.
+    NoRespondersError: the consumer was deleted. If there was no connection, it waits for one within the client's
+    `timeout`, then sends a request; if it raises NotConnectedError, nothing is sent later either.
     """
 
     __slots__ = ("_again", "_asked", "_sender", "_subject")
@@ -312,7 +315,8 @@ class Message(Received):
 
     Each is sent with the next write, and idempotent. What they return may be awaited: see `Confirmation`. With
     `confirm=True` the ack also requests the server's confirmation; in a thread, the call then returns when it has
-    come. An awaited ack without it is sent twice.
+    come. An awaited ack without it is sent twice. Without a connection, `ack` and `term` are sent when it is back,
+    as by `Pull.ack`; a `nak` is dropped: the server delivers the message again after `ack_wait`.
     """
 
     __slots__ = ("_connection", "_settled_by", "settled")
@@ -333,8 +337,7 @@ class Message(Received):
     @property
     def msg_id(self) -> str | None:
         """The `Nats-Msg-Id` it was published with."""
-        values = self.headers.get(MESSAGE_ID)
-        return values[0] if values else None
+        return next(iter(self.headers.get(MESSAGE_ID, ())), None)
 
     @property
     def stream(self) -> str:
@@ -373,7 +376,7 @@ class Message(Received):
         return self._settle(term(reason), confirm)
 
     def in_progress(self) -> None:
-        """Restart its `ack_wait`: it is still being handled."""
+        """Restart its `ack_wait`: it is still being handled. Does nothing without a connection."""
         self._sender.send(self._raw[1], IN_PROGRESS)
 
     def _settle(self, answer: bytes, confirm: bool) -> Confirmation:
@@ -381,20 +384,17 @@ class Message(Received):
         if self.settled:
             return Confirmation(sender, subject, ACK if answer == ACK == getattr(self, "_settled_by", ACK) else b"")
         asked: Awaitable[object] | None = None
+        again = answer if answer == ACK or not sender.connected else b""
         if confirm:
             asked = sender.confirm(subject, answer)
         else:
             sender.send(subject, answer)
-        self.settled = True
-        if answer == ACK:
-            return Confirmation(sender, subject, ACK, asked)
-        self._settled_by = answer
-        return Confirmation(sender, subject, b"", asked)
+        self.settled, self._settled_by = True, answer
+        return Confirmation(sender, subject, again, asked)
 
     @property
     def _sender(self) -> Sender:
         if self._connection is None:
-            raise RuntimeError(
-                "this message can't be settled: natty read it from its stream, and messages of read() need no ack"
-            )
+            text = "this message can't be settled: natty read it from its stream, and messages of read() need no ack"
+            raise RuntimeError(text)
         return self._connection

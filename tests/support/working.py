@@ -13,9 +13,19 @@ class Sent:
 
     def __init__(self):
         self.acks, self.handed_back, self.finished_messages = [], [], 0
+        self.kept_acks = self
+        self.connected, self.valid, self.sender_valid = True, None, None
+
+    def sender(self, valid):
+        self.sender_valid = valid
+        return self
+
+    def send(self, subject, data):
+        """Take what a message is settled with."""
 
     def ack(self, replies, valid):
         self.acks += replies
+        self.valid = valid
 
     def hand_back(self, replies):
         self.handed_back += replies

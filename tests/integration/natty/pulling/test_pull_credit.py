@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,29 @@ async def test_a_consumers_own_limits_of_a_request_are_learned_and_kept(natty, n
     refused = [record.getMessage() for record in caplog.records if "Exceeded MaxRequest" in record.getMessage()]
     assert 1 <= len(refused) <= 3  # each request of the first session; none after it
     assert pull.counts.renewals == 1
+
+
+@pytest.mark.parametrize("limits", [{"max_waiting": 1}, {"max_waiting": 2}, {"max_waiting": 1, "max_bytes": 1000}])
+async def test_consume_has_no_more_requests_open_than_its_consumer_allows(natty, natty_name, start, limits):
+    """The server drops others without a word, so natty would wait for them until heartbeats are missed."""
+
+    async def handle(message):
+        pass
+
+    name = await fill(natty, natty_name("WAITING"), [], **limits)
+    consumption, _ = start(name, handle, dead_letters=False, max_bytes=30_000)
+    consumption._pull.options = replace(consumption._pull.options, **SLOW)
+    consumption._pull.respect({})  # takes over these options
+    for number in range(30):
+        await natty.publish(f"{name}.x", bytes(5000))
+        await until(lambda expected=number + 1: consumption.handled == expected)
+
+
+async def test_messages_larger_than_the_consumer_allows_cost_no_refused_request_each(natty, natty_name):
+    name = await fill(natty, natty_name("LARGE"), [5000] * 100, max_bytes=1000)
+    pull = natty.pull(name, "d", max_messages=50, **SLOW)
+    assert await read(pull, 100) == [5000] * 100
+    assert pull.counts.requests < 2 * 100
 
 
 async def test_the_counts_tell_what_happened(natty, natty_name):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from patient import NEVER, PATIENCE, PATIENT, until
 
-from natty import Natty
+from natty import Message, Natty
 from natty.errors import NoRespondersError
 
 LONG_LIVED = {"heartbeat": NEVER, "expires": 2 * NEVER}
@@ -115,10 +115,22 @@ async def test_acks_that_are_due_without_a_connection_are_sent_when_it_is_back(n
     await batches.aclose()
 
 
-async def test_acks_for_a_consumer_that_was_made_anew_meanwhile_are_dropped(natty_proxy, natty, far, stream, caplog):
+def ack_together(pull, replies):
+    pull.ack(replies)
+
+
+def ack_each(pull, replies):
+    for reply in replies:
+        Message((b"", reply, b"", b""), pull.kept_acks.sender()).ack()
+
+
+@pytest.mark.parametrize("ack", [ack_together, ack_each])
+async def test_acks_for_a_consumer_that_was_made_anew_meanwhile_are_dropped(
+    natty_proxy, natty, far, stream, caplog, ack
+):
     """It has other messages of the same sequences, and another client has them."""
     pull, batches, replies = await cut_off(natty_proxy, natty, far, stream)
-    pull.ack(replies)
+    ack(pull, replies)
     await natty.delete_stream(stream)
     await natty.create_stream(stream, subjects=[f"{stream}.>"])
     await natty.create_consumer(stream, "d", ack_wait=NEVER)
@@ -134,7 +146,8 @@ async def test_acks_for_a_consumer_that_was_made_anew_meanwhile_are_dropped(natt
 async def test_acks_that_are_not_valid_any_more_when_it_is_back_are_dropped(natty_proxy, natty, far, stream, caplog):
     pull, batches, replies = await cut_off(natty_proxy, natty, far, stream)
     ours = True
-    pull.ack(replies[:2], lambda: ours)
+    pull.ack(replies[:1], lambda: ours)
+    Message((b"", replies[1], b"", b""), pull.kept_acks.sender(lambda: ours)).ack()
     pull.ack(replies[2:])
     ours = False
     await restore(natty_proxy, far)

@@ -39,13 +39,6 @@ class Letters:
         return self.stored
 
 
-class Connected:
-    """A connection that takes the answers of messages."""
-
-    def send(self, subject, data):
-        pass
-
-
 async def fail(message):
     raise LookupError
 
@@ -58,7 +51,7 @@ def burying(handler, *, first=0, refused=0, **options):
     """Return an engine whose letter after the first ones hangs, with what it has reported."""
     told = Told()
     work, stint, sent = engine(handler, retries=(), dead_letters=True, on_error=told, **options)
-    work.failures.letters, work._sender = Letters(first, refused), Connected()
+    work.failures.letters = Letters(first, refused)
     return work, stint, sent, told
 
 

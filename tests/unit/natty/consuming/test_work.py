@@ -222,6 +222,16 @@ async def test_a_fence_while_a_message_is_being_buried_loses_neither_it_nor_its_
     await work.close(PATIENCE)
 
 
+@pytest.mark.parametrize("kind", [Stint, Leased])
+async def test_acks_of_handlers_are_kept_under_the_condition_of_their_stint(kind):
+    async def handle(message):
+        pass
+
+    work, stint, sent = engine(handle, stint=kind)
+    assert sent.sender_valid == (stint.lasts if kind is Leased else None)
+    await work.close(PATIENCE)
+
+
 @pytest.mark.parametrize("lasts", [True, False])
 async def test_what_fails_after_the_lease_ended_is_left_to_the_next_client(lasts):
     async def handle(message):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from patient import PATIENCE, until
+from working import Sent
 
 from natty.config.settings import Config
 from natty.consuming.dead_letters import TooManyDeliveriesError
@@ -21,20 +22,6 @@ from natty.wire.connection import Connection
 from natty.wire.message import Message
 
 REPLY = b"$JS.ACK.S.m.1.7.7.1700000000000000000.0"
-
-
-class Sent:
-    """Takes what receipts send, in place of a pull."""
-
-    def __init__(self):
-        self.acks, self.valid, self.finished_messages = [], None, 0
-
-    def ack(self, replies, valid):
-        self.acks += replies
-        self.valid = valid
-
-    def finish(self, count, size):
-        self.finished_messages += count
 
 
 def member(handler, key=token_of, **options):

@@ -249,3 +249,41 @@ def test_a_required_request_is_open_until_its_messages_came_however_large_they_a
     assert not credit.fits(1, 1)
     credit.end_request(2, 0)
     assert credit.request(2) == Request(2, 0)
+
+
+def test_messages_larger_than_the_consumers_own_limit_are_asked_for_alone_after_the_first_one():
+    credit = Credit(100, 30_000)
+    credit.limit(0, 2000)
+    first = credit.request()
+    credit.end_request(first.batch, first.max_bytes, too_small=True)
+    for _ in range(3):
+        assert credit.request() == Request(1, 0)
+        credit.hold(1, 5000)
+        assert credit.request() is None
+        credit.finish(1)
+    assert credit.request() == Request(1, 0)
+    credit.hold(1, 100)
+    assert credit.request().max_bytes == 2000
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_one_request_is_open_at_a_time_if_the_consumer_allows_fewer_than_overlap(most):
+    credit = Credit(30, 3000)
+    credit.limit(0, 0, most)
+    assert credit.request() == Request(30, 1000)
+    credit.hold(10, 500)
+    credit.finish(10)
+    assert credit.request() is None  # the rest of the first is open
+    credit.hold(20, 300)
+    assert credit.request() is not None
+
+
+def test_the_late_status_of_a_complete_request_leaves_the_next_one_open_if_only_one_may_be():
+    credit = Credit(30, 3000)
+    credit.limit(0, 0, 1)
+    first = credit.request()
+    credit.hold(first.batch, 600)
+    credit.finish(first.batch)
+    second = credit.request()
+    credit.end_request(0, first.max_bytes - 600)
+    assert (credit.asked_messages, credit.asked_bytes) == (second.batch, second.max_bytes)

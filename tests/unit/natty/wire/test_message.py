@@ -15,6 +15,8 @@ NEWEST = NEW + b".random"
 class Recorder:
     """Takes what a message sends."""
 
+    connected = True
+
     def __init__(self):
         self.sent = []
 
