@@ -38,6 +38,8 @@ READ_AHEAD = 32_768  # messages that are requested and not yet in a block; with 
 END_TIMEOUT = 2.0  # seconds from a stop until the reader is cancelled
 ALONE_WITHIN = 20.0  # seconds that another reader has to leave: the requests of a killed reader live for 10 s
 LOOK_EVERY = 2.0  # seconds between two looks for messages that a lost connection lost, while no message comes
+LOOKS = 4  # after each reconnect
+LOOK_TIMEOUT = 1.0  # seconds of a look: messages that come meanwhile wait for it
 UNAVAILABLE = 503  # the status during an election of the server's leaders
 BEATS = 3  # in an `ack_wait`; messages are kept alive from their second beat on: after two thirds of it at the latest
 
@@ -125,6 +127,7 @@ class Source:
         self._floor = Floor() if together else None
         self._pull = self._new_pull()
         self._sent = 0  # messages that the server had delivered at the last look
+        self._renewals = self._looks = 0  # of the pull when it was last looked for, and how many looks are left
         self._stopping = False
         self._beat = ack_wait / BEATS
         self._unsettled = Unsettled()
@@ -193,7 +196,7 @@ class Source:
                         if len(batch):
                             floor.note_delivery(batch.replies)
                             self._take(batch)
-                        elif self._pull.counts.renewals:
+                        else:
                             await self._look_for_lost(floor)
                 return
             except DeliveryGap as gap:
@@ -209,9 +212,14 @@ class Source:
         """
         if floor.arrived < self._sent:
             raise DeliveryGap(f"the server delivered {self._sent}, and {floor.arrived} arrived")
-        with suppress(NattyError):
-            info = await self._natty.jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._durable}")
-            self._sent = info["delivered"]["consumer_seq"]
+        if self._renewals != (renewals := self._pull.counts.renewals):
+            self._renewals, self._looks = renewals, LOOKS
+        if self._looks:
+            with suppress(NattyError):
+                subject = f"CONSUMER.INFO.{self._stream}.{self._durable}"
+                info = await self._natty.jetstream.request(subject, timeout=LOOK_TIMEOUT)
+                self._sent = info["delivered"]["consumer_seq"]
+                self._looks -= 1
 
     async def _begin(self, floor: Floor) -> bool:
         """Have the server deliver all unacknowledged messages only to us, in order; False if stopped. NotAloneError."""
@@ -225,7 +233,7 @@ class Source:
                     self._unsettled.take()
                     self._take_arrived()
                     floor.begin()
-                    self._sent = 0
+                    self._sent = self._renewals = self._looks = 0
                     return True
                 if asyncio.get_running_loop().time() > deadline:
                     raise NotAloneError(f"{self._others()}: it requests messages right now, {waiting} times")

@@ -229,8 +229,8 @@ def _view(tables: Sequence[str], payload_schema: str | None) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the first paragraph of an error as one line, without the query and the caret that DuckDB adds."""
-    lines = str(error).split("\n\n")[0].splitlines()
+    """Return the first paragraph of an error as one line, without the query that DuckDB adds and Arrow's traceback."""
+    lines = str(error).split("\n\n")[0].split(". Detail: Python exception:")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from natty.errors import NattyError, ThreadsEndedError
-from natty.wire.message import Batch, Message, Sender
+from natty.wire.message import Batch, Message, Sender, Withdraw
 
 SEND_TIMEOUT = 5.0  # seconds that a thread waits for the event loop to send what it settled
 
@@ -213,20 +213,14 @@ class FromThreads:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-        return self._connection.connected
-
-    def send(self, subject: bytes, data: bytes) -> None:
-        """Send from any thread; as `Connection.send`."""
+    def send(self, subject: bytes, data: bytes) -> Withdraw | None:
+        """Send from any thread; as `Sender.send`."""
         if asyncio._get_running_loop() is self._loop:
-            self._connection.send(subject, data)
-        else:
-            asyncio.run_coroutine_threadsafe(self._send(subject, data), self._loop).result(SEND_TIMEOUT)
+            return self._connection.send(subject, data)
+        return asyncio.run_coroutine_threadsafe(self._send(subject, data), self._loop).result(SEND_TIMEOUT)
 
-    async def _send(self, subject: bytes, data: bytes) -> None:
-        self._connection.send(subject, data)
+    async def _send(self, subject: bytes, data: bytes) -> Withdraw | None:
+        return self._connection.send(subject, data)
 
     def confirm(self, subject: bytes, data: bytes) -> Awaitable[object] | None:
         """As `Connection.confirm`; in a thread, it returns when the answer has arrived."""

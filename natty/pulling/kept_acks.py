@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 from natty.config.units import NANOSECONDS, parse_time
@@ -19,6 +20,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.wire.ack import ACK, IN_PROGRESS, NAK
 from natty.wire.connection import Connection
+from natty.wire.message import Withdraw
 
 logger = logging.getLogger("natty.pull")
 
@@ -53,11 +55,11 @@ class KeptAcks:
         self._info, self._heard = f"CONSUMER.INFO.{stream}.{consumer}", heard
         self._begun = False
         self._since = 0.0  # when we had heard of the consumer last, before the connection was lost
-        self._kept: list[Kept] = []
+        self._kept: dict[bytes, Kept] = {}  # by the first ack subject of each
         self._checking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"KeptAcks({sum(len(kept.replies) for kept in self._kept)})"
+        return f"KeptAcks({sum(len(kept.replies) for kept in self._kept.values())})"
 
     def begin(self) -> None:
         """Keep acks from now on."""
@@ -76,13 +78,14 @@ class KeptAcks:
         """Keep acks that can't be sent now."""
         if not self._kept:
             self._since = self._heard()
-        self._kept.append(Kept(replies, valid, answer))
+        if replies:
+            self._kept[replies[0]] = Kept(replies, valid, answer)
         if not self._begun:
             self._drop(UNCONNECTED)
 
-    def withdraw(self, reply: bytes) -> None:
-        """Forget the ack of a message that was kept alone, if it was not sent yet."""
-        self._kept = [kept for kept in self._kept if kept.replies != [reply]]
+    def withdraw(self, reply: bytes) -> bool:
+        """Forget what was kept of one message; return False if it was sent or dropped meanwhile."""
+        return self._kept.pop(reply, None) is not None
 
     def sender(self, valid: Valid | None = None) -> KeepingSender:
         """Return what messages are settled with, so that their acks are kept with this condition."""
@@ -97,11 +100,10 @@ class KeptAcks:
 
     async def _check(self) -> None:
         """Send the kept acks if the consumer is still the one that has delivered their messages."""
-        asked = time.monotonic()
         try:
             info = await self._jetstream.request(self._info)
             age = (parse_time(info["ts"]) - parse_time(info["created"])) / NANOSECONDS
-            if age >= asked - self._since:
+            if age >= time.monotonic() - self._since:
                 self._send(lambda valid: valid is None)
         except (ConsumerNotFoundError, StreamNotFoundError):
             pass
@@ -112,13 +114,18 @@ class KeptAcks:
         self._drop(INVALID, lambda valid: valid is None)
 
     def _send(self, which: Callable[[Valid | None], bool]) -> None:
-        for kept in [kept for kept in self._kept if which(kept.valid)]:
+        for first, kept in [one for one in self._kept.items() if which(one[1].valid)]:
             self._connection.send_to_each(kept.replies, kept.answer)
-            self._kept.remove(kept)
+            del self._kept[first]
 
     def _drop(self, text: str, which: Callable[[Valid | None], bool] = lambda _: True) -> None:
-        lost = sum(len(kept.replies) for kept in self._kept if which(kept.valid))
-        self._kept = [kept for kept in self._kept if not which(kept.valid)]
+        before, lost = self._kept, 0
+        self._kept = {}
+        for first, kept in before.items():
+            if which(kept.valid):
+                lost += len(kept.replies)
+            else:
+                self._kept[first] = kept
         if lost:
             logger.warning(text, lost)
 
@@ -136,13 +143,8 @@ class KeepingSender:
     def __repr__(self) -> str:
         return f"KeepingSender({self._kept!r})"
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-        return self._connection.connected
-
-    def send(self, subject: bytes, data: bytes) -> None:
-        """Settle the message of this ack subject with the next write."""
+    def send(self, subject: bytes, data: bytes) -> Withdraw | None:
+        """Settle the message of this ack subject with the next write; as `Sender.send`."""
         try:
             self._connection.send(subject, data)
         except ConnectionClosedError:
@@ -153,10 +155,11 @@ class KeepingSender:
                 logger.info(UNRETURNED)
             elif data != IN_PROGRESS:
                 self._kept.keep([subject], self._valid, data)
+            return partial(self._kept.withdraw, subject)
+        return None
 
     def confirm(self, subject: bytes, data: bytes) -> Awaitable[object]:
-        """As `Connection.confirm`, in place of an ack that is kept: it is not sent later if this raises."""
-        self._kept.withdraw(subject)
+        """As `Connection.confirm`."""
         return self._connection.confirm(subject, data)
 
     async def flush(self) -> None:

@@ -49,7 +49,11 @@ class Runs:
             if len(buffer) - taken <= LEAST_ALIKE:
                 self._skipping = 0
                 return taken
-            taken = self._take_one(buffer, taken)
+            if not size and buffer[taken] in b"MH":  # a message that can't be split so: look at the others another time
+                break
+            before, taken = taken, self._take_one(buffer, taken)
+            if taken == before:  # a large message whose end has not come
+                return taken
         self._skipping = self._skipped = min(2 * self._skipping + 1, MOST_SKIPPED)
         return taken
 
@@ -59,9 +63,9 @@ def split_alike(buffer: bytes) -> tuple[dict[bytes, Batch], int]:
 
     Alike are messages whose lines have equally many words, whose headers have equally many lines, and whose payloads
     have no line break. Then the parts between line breaks and the words of lines are columns. They are right if the
-    first words are equal and each message has the size that its line says: with any other meaning of the bytes, a first
-    word of a line would be read as a size, which fails. Of messages that are larger than ALIKE_BYTES, looking at each
-    byte for a line break takes longer than cutting them out one by one.
+    first words are equal and each message has the size that its line says: with any other meaning of the bytes of
+    well-formed lines, a first word would be read as a size, which fails. Of messages that are larger than ALIKE_BYTES,
+    looking at each byte for a line break takes longer than cutting them out one by one.
     """
     start = buffer.find(b"\r\n") + 2
     words = buffer[: start - 2].split(b" ")
@@ -78,35 +82,36 @@ def split_alike(buffer: bytes) -> tuple[dict[bytes, Batch], int]:
         if len(tokens) != width * count or tokens[::width].count(words[0]) != count:
             count = _count_alike(lines, tokens[::width], width)
             del tokens[count * width :]
-        rest = parts[count * stride :]
-        del parts[count * stride :]
-        payloads = parts[stride - 1 :: stride]
+        payloads = parts[stride - 1 : count * stride : stride]
         sizes, digits = _read_numbers(tokens[width - 1 :: width])
         if has_headers:
-            heads = [parts[at::stride] for at in range(1, stride - 1)]
+            heads = [parts[at : count * stride : stride] for at in range(1, stride - 1)]
             blocks = list(map(b"\r\n".join, zip(*heads, repeat(b""), strict=False)))
             lengths, more = _read_numbers(tokens[width - 2 :: width])
-            if list(map(len, blocks)) != lengths:
-                return {}, 0
             digits += more
+            count = _count_equal(list(map(len, blocks)), lengths)
             found = [len(block) + len(payload) for block, payload in zip(blocks, payloads, strict=True)]
         else:
             blocks, found = [b""] * count, list(map(len, payloads))
     except UNREADABLE:
         return {}, 0
-    if found != sizes or not count:
+    count = min(count, _count_equal(found, sizes))
+    if not count:
         return {}, 0
+    for column, step in ((tokens, width), (blocks, 1), (payloads, 1)):
+        del column[count * step :]
     subjects, sids = tokens[1::width], tokens[2::width]
     replies = tokens[3::width] if width - has_headers == 5 else [b""] * count
-    taken = len(buffer) - len(b"\r\n".join(rest))
+    taken = len(buffer) - len(b"\r\n".join(parts[count * stride :]))
     if sids.count(words[2]) != count:
         rows: dict[bytes, list[RawMessage]] = {sid: [] for sid in sids}
         for sid, row in zip(sids, zip(subjects, replies, blocks, payloads, strict=True), strict=True):
             rows[sid].append(row)
         return {sid: Batch(mine) for sid, mine in rows.items()}, taken
     batch = Batch.of_columns(subjects, replies, blocks, payloads)
-    around = len(words[0]) + len(words[2]) + width - 1 + 2 * len(b"\r\n")  # first word, subscription, blanks, line ends
-    batch.size = taken - count * around - digits
+    if count == len(sizes):
+        around = len(words[0]) + len(words[2]) + width - 1 + 2 * len(b"\r\n")  # first word, sid, blanks, line ends
+        batch.size = taken - count * around - digits
     return {words[2]: batch}, taken
 
 
@@ -117,6 +122,13 @@ def _count_alike(lines: list[bytes], heads: list[bytes], width: int) -> int:
     """
     most = next((at for at, head in enumerate(heads) if head != heads[0]), len(heads)) - 1
     return most + (most < len(lines) and lines[most].count(b" ") == width - 1)
+
+
+def _count_equal(found: list[int], said: list[int]) -> int:
+    """Return how many numbers at the start are equal."""
+    if found == said:
+        return len(said)
+    return next(at for at, (one, other) in enumerate(zip(found, said, strict=True)) if one != other)
 
 
 def _read_numbers(words: list[bytes]) -> tuple[list[int], int]:

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any, Protocol
 
 from natty.config.units import check_ttl, seconds_of
+from natty.errors import NotConnectedError
 from natty.names import MAX_LINE, check_line, decode, encode
 from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, are_acks, nak, term
 
@@ -144,15 +145,14 @@ class Numbered(Protocol):
     data: bytes
 
 
+Withdraw = Callable[[], bool]  # has what was kept without a connection not be sent; whether it was kept until now
+
+
 class Sender(Protocol):
     """Sends the acks of messages: a connection."""
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-
-    def send(self, subject: bytes, data: bytes) -> None:
-        """Publish."""
+    def send(self, subject: bytes, data: bytes) -> Withdraw | None:
+        """Publish. Without a connection, return what makes sure that it is not sent later either."""
 
     def confirm(self, subject: bytes, data: bytes) -> Awaitable[object] | None:
         """Publish as a request; the result, if any, waits for the answer. It need not be awaited."""
@@ -166,23 +166,27 @@ class Confirmation:
 
     Of an ack: the server has settled the message, and never delivers it to this consumer again. Of `nak` and `term`
     without `confirm`: the server has received it. RequestTimeoutError, or NotConnectedError, if that stays unknown.
-    NoRespondersError: the consumer was deleted. If there was no connection, it waits for one within the client's
-    `timeout`, then sends a request; if it raises NotConnectedError, nothing is sent later either.
+    NoRespondersError: the consumer was deleted. What is awaited without a connection is not sent, nor settled, then.
     """
 
-    __slots__ = ("_again", "_asked", "_sender", "_subject")
+    __slots__ = ("_again", "_asked", "_message", "_withdraw")
 
-    def __init__(self, sender: Sender, subject: bytes, again: bytes, asked: Awaitable[object] | None = None) -> None:
-        self._sender, self._subject = sender, subject
+    def __init__(
+        self, message: Message, again: bytes, asked: Awaitable[object] | None = None, withdraw: Withdraw | None = None
+    ) -> None:
+        self._message, self._asked, self._withdraw = message, asked, withdraw
         self._again = again  # to be sent as a request when it is awaited; b"" for nothing
-        self._asked = asked
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._wait().__await__()
 
     async def _wait(self) -> None:
-        asked = self._asked or (self._sender.confirm(self._subject, self._again) if self._again else None)
-        await (asyncio.shield(asked) if asked is not None else self._sender.flush())
+        sender, subject = self._message._sender, self._message.raw[1]
+        if self._withdraw is not None:
+            self._message.settled = not self._withdraw()
+            raise NotConnectedError("the message was settled without a connection: the server has not confirmed it")
+        asked = self._asked or (sender.confirm(subject, self._again) if self._again else None)
+        await (asyncio.shield(asked) if asked is not None else sender.flush())
 
 
 class Batch:
@@ -315,8 +319,8 @@ class Message(Received):
 
     Each is sent with the next write, and idempotent. What they return may be awaited: see `Confirmation`. With
     `confirm=True` the ack also requests the server's confirmation; in a thread, the call then returns when it has
-    come. An awaited ack without it is sent twice. Without a connection, `ack` and `term` are sent when it is back,
-    as by `Pull.ack`; a `nak` is dropped: the server delivers the message again after `ack_wait`.
+    come. An awaited ack without it is sent twice. Without a connection, `ack` and `term` of what `consume`, `join` and
+    `pull` deliver are sent when it is back, unless awaited; a `nak` is dropped: `ack_wait` has the same effect.
     """
 
     __slots__ = ("_connection", "_settled_by", "settled")
@@ -363,9 +367,9 @@ class Message(Received):
         """Acknowledge it: the server never delivers it to this consumer again."""
         if confirm or self.settled or self._connection is None:
             return self._settle(ACK, confirm)
-        self._connection.send(self._raw[1], ACK)  # the common case, without a further call
+        withdraw = self._connection.send(self._raw[1], ACK)  # the common case, without a further call
         self.settled = True
-        return Confirmation(self._connection, self._raw[1], ACK)
+        return Confirmation(self, ACK, None, withdraw)
 
     def nak(self, delay: float = 0.0, *, confirm: bool = False) -> Confirmation:
         """Ask for it again, after `delay` seconds."""
@@ -382,15 +386,11 @@ class Message(Received):
     def _settle(self, answer: bytes, confirm: bool) -> Confirmation:
         sender, subject = self._sender, self._raw[1]
         if self.settled:
-            return Confirmation(sender, subject, ACK if answer == ACK == getattr(self, "_settled_by", ACK) else b"")
-        asked: Awaitable[object] | None = None
-        again = answer if answer == ACK or not sender.connected else b""
-        if confirm:
-            asked = sender.confirm(subject, answer)
-        else:
-            sender.send(subject, answer)
+            return Confirmation(self, ACK if answer == ACK == getattr(self, "_settled_by", ACK) else b"")
+        asked = sender.confirm(subject, answer) if confirm else None
+        withdraw = None if confirm else sender.send(subject, answer)
         self.settled, self._settled_by = True, answer
-        return Confirmation(sender, subject, again, asked)
+        return Confirmation(self, ACK if answer == ACK else b"", asked, withdraw)
 
     @property
     def _sender(self) -> Sender:

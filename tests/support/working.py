@@ -14,7 +14,7 @@ class Sent:
     def __init__(self):
         self.acks, self.handed_back, self.finished_messages = [], [], 0
         self.kept_acks = self
-        self.connected, self.valid, self.sender_valid = True, None, None
+        self.valid, self.sender_valid = None, None
 
     def sender(self, valid):
         self.sender_valid = valid

@@ -61,19 +61,11 @@ def nak(message):
 AT_ONCE = [ack, extend_and_ack, term]
 
 
-async def await_ack(message):
-    await message.ack()
-
-
-async def await_term(message):
-    await message.term()
-
-
 async def confirm_ack(message):
     await message.ack(confirm=True)
 
 
-@pytest.mark.parametrize("settle", [*AT_ONCE, await_ack, await_term, confirm_ack])
+@pytest.mark.parametrize("settle", [*AT_ONCE, confirm_ack])
 async def test_what_a_handler_settles_without_a_connection_is_settled_when_it_is_back(
     natty_proxy, natty, far, stream, start, settle
 ):
@@ -180,13 +172,17 @@ async def unsettled(natty, far, stream):
     return batches, messages
 
 
+async def one_is_left(natty, stream):
+    """Wait until the server has taken the ack of one of the two messages."""
+    async with asyncio.timeout(PATIENCE):
+        while (await info(natty, stream))["num_ack_pending"] != 1:
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("options", [{}, {"confirm": True}])
 async def test_an_awaited_ack_that_fails_without_a_connection_is_not_sent_later(
     natty_proxy, natty, far, stream, options
 ):
-    async def one_is_left():
-        return (await info(natty, stream))["num_ack_pending"] == 1
-
     batches, (first, second) = await unsettled(natty, far, stream)
     await cut(natty_proxy, far)
     reconfigure(far, timeout=0.05)
@@ -195,25 +191,46 @@ async def test_an_awaited_ack_that_fails_without_a_connection_is_not_sent_later(
     reconfigure(far, timeout=PATIENCE)
     second.ack()
     await natty_proxy.restore()
-    await until(one_is_left)
+    await one_is_left(natty, stream)
     assert (await info(natty, stream))["ack_floor"]["stream_seq"] == 0  # it is the first
     await batches.aclose()
 
 
-async def test_a_nak_that_is_awaited_without_a_connection_is_sent_when_it_is_back(natty_proxy, natty, far, stream):
+@pytest.mark.parametrize("answer", ["ack", "term"])
+async def test_a_handler_whose_awaited_ack_fails_without_a_connection_keeps_its_message(
+    natty_proxy, natty, far, stream, start, answer
+):
+    """It is tried again in its place: the next message of its key waits."""
+
+    async def settle(message):
+        await getattr(message, answer)()
+
+    go_on = asyncio.Event()
+    handler, got = gated(settle, go_on)
+    options = {"consumer": HANDED_BACK, "dead_letters": False, "ordered_by": lambda _: "k", "retries": [0.05] * 1000}
+    consumption, _ = start(stream, handler, client=far, **options)
+    await until(lambda: got)
+    await cut(natty_proxy, far)
+    go_on.set()
+    await until(lambda: consumption.retried > 2)
+    assert set(got) == {1}
+    await natty_proxy.restore()
+    await until(lambda: consumption.handled == 2)
+    assert sorted(got) == got
+    await until_settled(natty, stream)
+
+
+async def test_a_nak_that_is_awaited_without_a_connection_is_not_sent_later(natty_proxy, natty, far, stream):
     batches, (first, second) = await unsettled(natty, far, stream)
     await cut(natty_proxy, far)
-    answer = asyncio.ensure_future(_wait(first.nak()))
+    answer = first.nak()
+    with pytest.raises(NotConnectedError, match="settled without a connection"):
+        await answer
     second.ack()
     await natty_proxy.restore()
-    await asyncio.wait_for(answer, PATIENCE)
+    await one_is_left(natty, stream)
+    with pytest.raises(NotConnectedError, match="settled without a connection"):
+        await answer
+    await far.connection.flush()
+    assert [(await info(natty, stream))[name] for name in ("num_ack_pending", "num_redelivered")] == [1, 0]
     await batches.aclose()
-    pull = natty.pull(stream, "d", max_messages=1)
-    async with asyncio.timeout(PATIENCE):
-        async for batch in pull:
-            assert [*zip(batch.sequences, batch.deliveries, strict=True)] == [(1, 2)]
-            pull.stop()
-
-
-async def _wait(confirmation):
-    await confirmation

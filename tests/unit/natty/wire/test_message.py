@@ -15,8 +15,6 @@ NEWEST = NEW + b".random"
 class Recorder:
     """Takes what a message sends."""
 
-    connected = True
-
     def __init__(self):
         self.sent = []
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser as StockParser
 
+from natty.wire import alike as alike_messages
 from natty.wire import session
 from natty.wire.alike import Runs
 from natty.wire.session import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
@@ -206,14 +207,23 @@ class OneByOne(Parser):
 
 @pytest.mark.parametrize("head", [True, False])
 @pytest.mark.parametrize(
-    "odd", [STATUS, b"PING\r\n", message(b"_INBOX.2", b"9", b"", b"", b"an answer"), alike(1, head=True)[0]]
+    "odd",
+    [
+        STATUS,
+        b"PING\r\n",
+        message(b"_INBOX.2", b"9", b"", b"", b"an answer"),
+        alike(1, head=True)[0],
+        message(b"orders.1", b"12", b"r", b"", b"a line\r\nand another"),
+        message(b"orders.1", b"12", b"r", b"NATS/1.0\r\nA: b\r\n\r\n", b"fewer headers"),
+        message(b"orders.1", b"12", b"r", b"", b"x" * 2000),
+    ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2, 150, 298, 299])
 def test_one_that_differs_does_not_have_the_others_split_one_by_one(head, odd, place):
     made, parser = alike(400, head=head), OneByOne()
-    made[place:place] = [odd, odd]
+    made.insert(place, odd)
     parser.feed(b"".join(made))
-    assert parser.single <= 2
+    assert parser.single <= 1 or (place == 0 and odd.startswith((b"MSG", b"HMSG")))
     assert parser.found == stock([b"".join(made)])
 
 
@@ -296,7 +306,8 @@ def test_any_bytes_give_the_same_whether_messages_are_split_together_or_one_by_o
     chunks = cut(b"".join(made * times), places)
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "LEAST_ALIKE", 0)
+        for module in (session, alike_messages):
+            patch.setattr(module, "LEAST_ALIKE", 0)
         for together in (True, False):
             if not together:
                 patch.setattr(Runs, "take", lambda self, buffer: 0)
