@@ -100,10 +100,11 @@ class KeptAcks:
 
     async def _check(self) -> None:
         """Send the kept acks if the consumer is still the one that has delivered their messages."""
+        asked = time.monotonic()
         try:
             info = await self._jetstream.request(self._info)
             age = (parse_time(info["ts"]) - parse_time(info["created"])) / NANOSECONDS
-            if age >= time.monotonic() - self._since:
+            if age >= asked - self._since:
                 self._send(lambda valid: valid is None)
         except (ConsumerNotFoundError, StreamNotFoundError):
             pass
