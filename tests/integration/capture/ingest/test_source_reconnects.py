@@ -6,10 +6,11 @@ import pytest
 from patient import NEVER, PATIENCE, PATIENT, until
 
 from capture.ingest import pinned_consumer
+from capture.ingest import source as source_module
 from capture.ingest.ack_floor import Floor
 from capture.ingest.durable import TOGETHER, Durable
 from capture.ingest.pinned_consumer import PinnedReader
-from capture.ingest.source import Source
+from capture.ingest.source import LOOKS, Source
 from natty import Batch, Natty, Pull
 
 COUNT = 20
@@ -86,6 +87,42 @@ async def test_the_last_messages_that_get_lost_with_a_connection_come_again_thou
         while len(read) < 2 * COUNT:
             read += (await anext(batches)).raw
     assert Batch(read).sequences == [*range(1, 2 * COUNT + 1)]
+
+
+async def test_a_reader_looks_for_lost_messages_a_few_times_after_a_reconnect(
+    natty, natty_proxy, far, natty_name, monkeypatch
+):
+    """A quiet stream costs no more requests than that."""
+    monkeypatch.setattr(source_module, "LOOK_EVERY", 0.02)
+    stream = natty_name("QUIET")
+    await natty.create_stream(stream, subjects=[f"{stream}.*"])
+    await natty.create_consumer(stream, "d", ack_wait=NEVER, ack_policy="all")
+    request, looks = far.jetstream.request, []
+
+    async def noting(subject, *arguments, **options):
+        answer = await request(subject, *arguments, **options)
+        if subject == f"CONSUMER.INFO.{stream}.d" and options:
+            looks.append(answer)
+        return answer
+
+    async def read_all():
+        async for _ in source:
+            if source.read == COUNT:
+                return
+
+    monkeypatch.setattr(far.jetstream, "request", noting)
+    async with asyncio.timeout(PATIENCE), Source(far, stream, "d", ack_wait=NEVER, together=True) as source:
+        reading = asyncio.create_task(read_all())
+        await asyncio.sleep(0.3)
+        assert not looks
+        for reconnects in (1, 2):
+            await cut(natty_proxy, far)
+            await natty_proxy.restore()
+            await until(lambda reconnects=reconnects: len(looks) >= reconnects * LOOKS)
+            await asyncio.sleep(0.3)
+            assert len(looks) == reconnects * LOOKS
+        await publish(natty, stream)
+        await reading
 
 
 @pytest.fixture
