@@ -13,7 +13,7 @@ from asyncio import to_thread
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from copy import copy
 from functools import partial
 from itertools import count
@@ -53,6 +53,7 @@ Check = Callable[[Store, Iterable[Stored]], Awaitable[Ranges]]
 VIEW = "messages"
 TAIL_BYTES = 64 << 20
 """Rows of a stream that are kept in memory; more are kept in a temporary file."""
+INTERRUPT_EVERY = 0.05  # seconds
 SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": False,  # no downloads
     "autoload_known_extensions": False,
@@ -88,8 +89,11 @@ async def query(
             if tail is not None:
                 kept = await _keep(tail, Path(folder) / "tail.arrow")
                 tables["_tail"] = PrunedDataset(lambda _: kept)
+            database = await to_thread(duckdb.connect, config=SETTINGS | {"temp_directory": folder})
+            asking = asyncio.create_task(to_thread(_answer, database, tables, sql, payload_schema, limit))
+            stack.push_async_callback(_interrupt, database, asking)  # after the exit of each scan's files
             try:
-                return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
+                return await asyncio.shield(asking)
             except QueryError as error:
                 raise archive.find_failure() or error from None
 
@@ -195,8 +199,19 @@ def _empty_dataset() -> ds.Dataset:
     return ds.dataset(pa.Table.from_pylist([], SCHEMA))
 
 
-def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None, folder: str, limit: int) -> Rows:
-    with duckdb.connect(config=SETTINGS | {"temp_directory": folder}) as database:
+async def _interrupt(database: duckdb.DuckDBPyConnection, asking: asyncio.Task[Rows]) -> None:
+    """Have a query that was cancelled end: its thread would work on, and Python waits for it at the end."""
+    while not asking.done():
+        with suppress(duckdb.Error):  # closed
+            database.interrupt()  # it has no effect between two statements
+        await asyncio.wait([asking], timeout=INTERRUPT_EVERY)
+    asking.exception()  # retrieved
+
+
+def _answer(
+    database: duckdb.DuckDBPyConnection, tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None, limit: int
+) -> Rows:
+    with database:
         for name, table in tables.items():
             database.register(name, table)
         view = _view(list(tables), payload_schema)

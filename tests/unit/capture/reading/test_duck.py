@@ -1,14 +1,17 @@
 import asyncio
 import math
+import os
+import signal
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from archived import GRACE, STREAM, Archived, Settled, records, store_block
 from msgspec.structs import replace
-from patient import PATIENCE
+from patient import PATIENCE, until
 
 from capture.archive.encryption import Keys
 from capture.archive.index import tree
@@ -236,6 +239,27 @@ async def test_no_thread_waits_for_the_loop_when_a_query_has_failed(store, monke
     assert count_reading_threads() == 0
 
 
+def is_answering():
+    """Return whether a thread is in `_answer`."""
+    stacks = (traceback.extract_stack(frame) for frame in sys._current_frames().values())
+    return any(one.name == "_answer" for stack in stacks for one in stack)
+
+
+ENDLESS = "SELECT sum(a.range * b.range) FROM range(10_000_000_000) a, range(10_000_000) b, messages"
+
+
+async def test_a_query_that_is_cancelled_ends(store):
+    """Otherwise its thread works on, and Python waits for it at the end."""
+    await store_block(store, [1, 2, 3])
+    asking = asyncio.create_task(ask(store, ENDLESS))
+    await until(is_answering)
+    asking.cancel()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert not is_answering()
+
+
 async def test_a_file_of_a_query_that_is_over_is_not_read(store):
     block = await store_block(store, [1, 2, 3])
     async with arrowfs.StoreFiles(store, {block.path: block.bytes}) as files:
@@ -296,6 +320,31 @@ async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("capture: there is no table/")
     assert done.stderr.count("\n") == 1
+
+
+def cpu_seconds(pid):
+    """Return the CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.long
+async def test_the_command_ends_when_it_is_interrupted(tmp_path):
+    await Archived(folder=tmp_path / "lake").make()
+    words = ["sql", ENDLESS, "--store", str(tmp_path / "lake"), "--stream", STREAM]
+    command = [sys.executable, "-m", "capture", *words]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        await until(lambda: [*tmp_path.glob("capture-*")])  # the query begins
+        begun = cpu_seconds(process.pid)
+        await until(lambda: cpu_seconds(process.pid) > begun + 1)  # DuckDB computes
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in said
 
 
 @pytest.mark.long
