@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing, suppress
+from itertools import accumulate
 from urllib.parse import urlsplit
 
 import pytest
@@ -76,7 +77,7 @@ async def test_a_request_whose_bytes_are_used_up_exactly_is_followed_by_the_next
     sizes = await Reading(natty, stream, max_messages=1).until_caught_up()
     reading = await Reading(natty, stream, max_bytes=sum(sizes.sizes[:5])).until_caught_up()
     assert reading.read == [KB] * 20
-    assert reading.sizes[0] == sum(sizes.sizes[:5])
+    assert sum(sizes.sizes[:5]) in accumulate(reading.sizes)  # a request may take several reads
     assert reading.sessions == 1
 
 
