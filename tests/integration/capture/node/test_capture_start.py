@@ -1,15 +1,13 @@
 """A node starts while the server or the store is away: it waits, says so, and captures when they are there."""
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 from group_members import partitioned
 from node_beside import running_here
 from patient import PATIENCE, PATIENT, until
+from probes import ask, until_ready
 from stores_faults import Say
 
 from capture.config.load import load
@@ -30,27 +28,6 @@ EAGER = {"decoder": "raw", "limits__max_age": 0.2}
 
 def orders(count):
     return [b"%d" % number for number in range(count)]
-
-
-def look(port, path):
-    """Return what a probe is answered: the status, and the reasons or the text."""
-    try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
-            status, body = answer.status, answer.read()
-    except HTTPError as error:
-        with error:
-            status, body = error.code, error.read()
-    return status, json.loads(body)["reasons"] if path == "/readyz" else body
-
-
-async def ask(port, path="/readyz"):
-    return await asyncio.to_thread(look, port, path)
-
-
-async def until_ready(port):
-    async with asyncio.timeout(PATIENCE):
-        while (await ask(port)) != (200, []):
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

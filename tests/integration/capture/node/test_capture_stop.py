@@ -8,12 +8,12 @@ import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 from listening import listening
 from patient import NEVER, PATIENCE, until
+from probes import ask, until_ready
 
 from capture.archive.manifest import ENTRIES, decode_entry
 from capture.config.load import load
@@ -183,15 +183,13 @@ async def test_a_node_that_can_not_store_is_not_ready_has_a_trouble_and_ends_wit
     async with asyncio.timeout(PATIENCE):
         while "the store is away" not in str([one.node.troubles for one in (await board.read()).nodes]):
             await asyncio.sleep(0.1)
-    with pytest.raises(HTTPError) as refused:
-        await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE)
-    with refused.value as answer:
-        assert "the store is away" in " ".join(json.loads(answer.read())["reasons"])
+    status, reasons = await ask(port)
+    assert status == 503
+    assert "the store is away" in " ".join(reasons)
     away.unlink()
     await fleet.publish(orders(10), token=lambda number: "eu")
-    await fleet.until(lambda state: state["num_ack_pending"] == 50)
-    ready = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE).status)
-    assert ready == 200
+    await fleet.until(lambda state: (state["delivered"]["stream_seq"], state["num_ack_pending"]) == (60, 50))
+    await until_ready(port)
     assert await fleet.stop(node) == 1
     said = [line for line in fleet.log("node-1").read_text().splitlines() if line.startswith("capture: ")]
     assert said == [
