@@ -44,7 +44,7 @@ from natty.testing import NatsServer, ServerOptions, find_server, server_version
 ROUNDS = 3
 MESSAGES = {128: 300_000, 1024: 200_000, 16_384: 20_000}  # by the bytes of a payload
 SLOW = 10  # clients that await each message get one of so many
-BLOCKS = {128: 10_000, 1024: 5_000, 16_384: 1_000}  # messages of a captured block
+BLOCKS = {128: 10_000, 1024: 5_000, 16_384: 500}  # messages of a block: ten fit in half of `max_open_bytes`
 SUBJECTS, TASKS, FETCH = 10, 1000, 1000
 QUIET = 1.0  # seconds without an ack, after which a peer is done
 STREAM, DURABLE = bench_capture.STREAM, bench_capture.DURABLE
@@ -267,7 +267,9 @@ class Bench:
             messages = took.messages
         else:
             bench_capture.BLOCK = BLOCKS[size]
-            took, *_ = await bench_capture.captured(self.natty, self.server, messages, run)
+            took, _, blocks, _ = await bench_capture.captured(self.natty, self.server, messages, run)
+            if blocks != messages // BLOCKS[size]:
+                raise RuntimeError(f"the figures would be worthless: of {blocks} blocks some waited for `max_age`")
         return Figure(took.wall / messages, took.cpu / messages, (self._server_cpu() - before) / messages)
 
     async def _capture_by_peer(self, buffers: str, size: int, messages: int) -> Took:
