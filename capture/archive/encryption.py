@@ -67,6 +67,9 @@ class Header(msgspec.Struct, frozen=True):
     holds: Facts
 
 
+_decode_header = msgspec.json.Decoder(Header).decode
+
+
 class Keys:
     """Envelope keys by name. The first one encrypts; every one decrypts. So put a new key first."""
 
@@ -220,7 +223,7 @@ def read_header(data: bytes) -> tuple[Header, int]:
         raise CipherError("it is not an encrypted object, or it has a newer format than this version reads")
     (length,) = LENGTH.unpack_from(data, len(MAGIC))
     try:
-        header = msgspec.json.decode(data[begins : begins + length], type=Header)
+        header = _decode_header(data[begins : begins + length])
     except UNREADABLE as error:
         raise CipherError("its header is damaged") from error
     if len(header.nonce) != NONCE_BYTES:

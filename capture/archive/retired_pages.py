@@ -40,6 +40,9 @@ class _Content(msgspec.Struct, frozen=True):
     paths: list[str]
 
 
+_decode_content = msgspec.json.Decoder(_Content).decode
+
+
 async def move(
     store: Store, retired: Sequence[Retired], *, token: int, number: int
 ) -> tuple[list[Retired], list[RetiredPage]]:
@@ -67,7 +70,7 @@ async def read_retired(store: Store, pages: Iterable[RetiredPage]) -> dict[Retir
             data = await store.get(page.path)
             if sha256(data).hexdigest() != page.sha256:
                 raise ManifestError(f"{page.path} was changed: its SHA-256 is not its name")
-            return msgspec.json.decode(data, type=_Content).paths
+            return _decode_content(data).paths
         except NotStoredError as error:
             raise ManifestError(f"{page.path} is missing, which the table names") from error
         except UNREADABLE as error:

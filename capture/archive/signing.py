@@ -33,12 +33,15 @@ class Signature(msgspec.Struct, frozen=True):
     ed25519: bytes
 
 
+_decode_signature = msgspec.json.Decoder(Signature).decode
+
+
 def split(data: bytes) -> tuple[bytes, Signature | None]:
     """Return a document without its signature, and the signature; None if it is not signed."""
     found = _SIGNED.search(data)
     if found is None:
         return data, None
-    return data[: found.start()] + b"}", msgspec.json.decode(found[1], type=Signature)
+    return data[: found.start()] + b"}", _decode_signature(found[1])
 
 
 class PublicKeys:

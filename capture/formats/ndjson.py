@@ -42,6 +42,7 @@ def _fields(column: Column) -> Iterator[tuple[str, Any] | tuple[str, Any, None]]
 
 _DECODED = ("subjects", HEADER_BLOCKS)
 Row: Any = msgspec.defstruct("Row", [field for one in COLUMNS for field in _fields(one)], omit_defaults=True)
+_decode_rows = msgspec.json.Decoder(Row).decode_lines
 """A line with the envelope's names. Bytes that are not text are in the field that ends in `_base64`, the other is null.
 
 Construct it by position: by name it costs three times as much.
@@ -62,19 +63,17 @@ class NdjsonWriter(Unlayered):
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; raises msgspec's DecodeError if a line is not a row."""
-        return to_table(_records(msgspec.json.Decoder(Row).decode_lines(data)))
+        return to_table(_records(_decode_rows(data)))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
         """Yield the rows in parts of about `part_bytes`; a cut line is in the next part. Raises as `read` does."""
-        decode = msgspec.json.Decoder(Row).decode_lines
         for line, more in _cut(file, part_bytes):
-            yield to_table(_records(decode(line) + decode(more)))
+            yield to_table(_records(_decode_rows(line) + _decode_rows(more)))
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row."""
-        decode = msgspec.json.Decoder(_Position).decode_lines
         for line, more in _cut(file, POSITIONS_BYTES):
-            rows = decode(line) + decode(more)
+            rows = _decode_positions(line) + _decode_positions(more)
             yield [row.sequence for row in rows], [row.time_ns for row in rows]
 
 
@@ -111,6 +110,9 @@ def _records(rows: list[Any]) -> Records[Any]:
 class _Position(msgspec.Struct):
     sequence: int
     time_ns: int
+
+
+_decode_positions = msgspec.json.Decoder(_Position).decode_lines
 
 
 def lines(records: Records[Any]) -> bytes:

@@ -33,6 +33,9 @@ class _Begin(msgspec.Struct, frozen=True):
     count: int
 
 
+_decode_begin = msgspec.json.Decoder(_Begin).decode
+
+
 class RawWriter(Unlayered):
     """Unchanged messages, byte for byte, each after its lengths: the smallest format that keeps everything."""
 
@@ -102,7 +105,7 @@ def _begin(file: IO[bytes]) -> _Begin:
         (length,) = LENGTH.unpack(file.read(LENGTH.size))
         if length > MOST_BYTES:
             raise FormatError(f"it is damaged: it begins with {length:,} bytes")
-        return msgspec.json.decode(file.read(length), type=_Begin)
+        return _decode_begin(file.read(length))
     except (struct.error, *UNREADABLE) as error:
         raise FormatError(f"it is damaged or cut off: {error}") from error
 

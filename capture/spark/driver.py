@@ -18,13 +18,17 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
 from capture.errors import PipelineError
 from capture.maintenance.engine import FileGroup, Merged
 from capture.maintenance.merge.inputs import columns_of
 from capture.maintenance.merge.schema_evolution import write_columns
+from capture.pipelines.derivation import Part
 from capture.spark import session
 from capture.spark.derive_job import derive
 from capture.spark.derive_pack import pack
+from capture.spark.derive_task import Fact, TableFile
+from capture.spark.derive_upsert import Touched
 from capture.spark.failure import sentence
 from capture.spark.merge_job import Merger
 from capture.spark.merge_task import StoreAccess
@@ -49,6 +53,12 @@ from capture.spark.stream_query import StreamQueries
 from capture.stores import open_store
 
 REQUESTS_AT_ONCE = 4
+
+# msgspec prepares a type when it is first decoded, and crashes (0.22) if two threads do that at once: it is done here
+# for all that the driver's threads decode.
+_decode_request = msgspec.json.Decoder(Request).decode
+for _kind in (Fact, Merged, Part, Stored, TableFile, Touched):
+    msgspec.json.Decoder(_kind)
 
 OOM_SCORE_FILE, OOM_SCORE = Path("/proc/self/oom_score_adj"), 500
 """Linux adds half of the machine's memory to the size of our processes when it chooses which one to kill."""
@@ -117,7 +127,7 @@ class Driver:
     def _serve_one(self, line: bytes) -> None:
         number = -1
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = _decode_request(line)
             number = request.id
             if isinstance(request, NextBatch):  # a query may have none for hours: its own thread answers
                 self._queries.find(request.pipeline).ask(number, request.after)
